@@ -1,0 +1,172 @@
+"""The commands. Help texts are for someone who sees agentgym for the first time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="agentgym",
+    help="Gymnasium for LLM agents, with the trainer in the box.\n\nStart with: agentgym train env=calculator-math",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Show every setting of a command as YAML.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", help="Settings, e.g. env=calculator-math trainer.total_steps=50", show_default=False
+    ),
+]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("--config", "-c", metavar="FILE", help="YAML file with settings; repeatable, later ones win."),
+]
+EnvName = Annotated[str, typer.Argument(metavar="ENV", help="Name of an environment; `agentgym envs` lists them.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"agentgym {version('agentgym')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Gymnasium for LLM agents, with the trainer in the box.
+
+    Start with: agentgym train env=calculator-math
+    """
+
+
+@app.command()
+def train(
+    overrides: Overrides = None,
+    config: Files = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="RUN", help="Continue this run, e.g. runs/my-run.", show_default=False),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything that can be checked, start nothing.")
+    ] = False,
+) -> None:
+    """Train a model in an environment.
+
+    Needs no GPU and no download with the shipped model. Results go to runs/NAME.
+    `agentgym config train env=NAME` shows every setting.
+
+    Example: agentgym train env=calculator-math trainer.total_steps=50
+    """
+    from agentgym.cli.train_command import train_command
+
+    raise typer.Exit(train_command(overrides or [], config or [], resume=resume, dry_run=dry_run))
+
+
+@app.command(name="eval")
+def evaluate(overrides: Overrides = None, config: Files = None) -> None:
+    """Measure a model: mean reward with a confidence interval.
+
+    Settings: env=NAME model=tiny|FOLDER|RUN (or agent=oracle), n=SAMPLES per task, split=validation, tasks=LIMIT.
+
+    Example: agentgym eval env=calculator-math model=runs/my-run n=4
+    """
+    from agentgym.cli.eval_command import eval_command
+
+    raise typer.Exit(eval_command(overrides or [], config or []))
+
+
+@app.command()
+def envs(overrides: Overrides = None) -> None:
+    """List the environments that can be used.
+
+    Example: agentgym envs plugins=examples/write_an_env.py
+    """
+    from agentgym.cli.env_commands import envs_command
+
+    raise typer.Exit(envs_command(overrides or []))
+
+
+@app.command()
+def check(env: EnvName, overrides: Overrides = None) -> None:
+    """Check that an environment keeps the contract.
+
+    For authors of environments. Runs Gymnasium's own checker and agentgym's: the oracle solves its tasks, equal seeds
+    give equal episodes, garbage is answered, the splits are disjoint. Exit code 1 if something is wrong.
+
+    Example: agentgym check my-env plugins=examples/write_an_env.py
+    """
+    from agentgym.cli.env_commands import check_command
+
+    raise typer.Exit(check_command([f"env={env}", *(overrides or [])]))
+
+
+@app.command()
+def play(
+    env: EnvName,
+    overrides: Overrides = None,
+    seed: Annotated[int, typer.Option(help="Seed of the episode; draws the task unless --task is given.")] = 0,
+    task: Annotated[str | None, typer.Option(metavar="ID", help="Play this task.", show_default=False)] = None,
+) -> None:
+    """Play an environment yourself, in the place of the model.
+
+    A turn is one line (end it with a backslash to go on in the next one). A tool call is typed as the model writes it:
+    <tool_call>{"name": "calculator", "arguments": {"expression": "6*7"}}</tool_call>
+
+    Example: agentgym play calculator-math --seed 3
+    """
+    from agentgym.cli.play_command import play_command
+
+    raise typer.Exit(play_command([f"env={env}", *(overrides or [])], seed=seed, task_id=task))
+
+
+@config_app.command(name="train")
+def config_train(overrides: Overrides = None, config: Files = None) -> None:
+    """Show the configuration that `agentgym train` would run with, as YAML.
+
+    Example: agentgym config train env=calculator-math trainer.lr=2e-5 > run.yaml
+    """
+    from agentgym.cli.train_command import show_train_config
+
+    show_train_config(overrides or [], config or [])
+
+
+@config_app.command(name="eval")
+def config_eval(overrides: Overrides = None, config: Files = None) -> None:
+    """Show the configuration that `agentgym eval` would run with, as YAML.
+
+    Example: agentgym config eval env=calculator-math model=tiny
+    """
+    from agentgym.cli.eval_command import show_eval_config
+
+    show_eval_config(overrides or [], config or [])
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="rollout, step, loop or advantages.")],
+    json: Annotated[bool, typer.Option("--json", help="Print rows as JSON.")] = False,
+) -> None:
+    """Measure speed on this machine.
+
+    rollout: tokens/s of the engine beside Hugging Face generate. step: where a training step's time goes.
+    loop: turns/s of the tool loop. advantages: the estimators.
+
+    Example: agentgym bench rollout
+    """
+    from agentgym.cli.bench_command import bench_command
+
+    raise typer.Exit(bench_command(name, as_json=json))

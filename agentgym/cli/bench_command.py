@@ -1,0 +1,57 @@
+"""``agentgym bench``."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from agentgym.console import Console
+from agentgym.errors import ConfigError, did_you_mean
+
+Row = Mapping[str, float | int | str]
+
+BENCHES = {
+    "advantages": "agentgym.trainer.bench_advantages",
+    "loop": "agentgym.trainer.bench_loop",
+    "rollout": "agentgym.trainer.bench_rollout",
+    "step": "agentgym.trainer.bench_step",
+}
+"""Name to module; each has ``run() -> list of rows``."""
+
+
+def bench_command(name: str, *, as_json: bool) -> int:
+    """Run one benchmark and print its rows. Returns the exit code."""
+    if name not in BENCHES:
+        raise ConfigError(f"no benchmark {name!r}.{did_you_mean(name, BENCHES)} Known: {', '.join(BENCHES)}")
+    run: Callable[[], Sequence[Row]] = importlib.import_module(BENCHES[name]).run
+    rows = run()
+    console = Console()
+    if as_json:
+        console.line(json.dumps([dict(row) for row in rows], indent=2))
+        return 0
+    for line in table(rows):
+        console.line(line)
+    return 0
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Rows as aligned text: one column per key, numbers to the right."""
+    if not rows:
+        return []
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_cell(row[key]) if key in row else "" for key in keys] for row in rows]
+    widths = [max(len(key), *(len(line[i]) for line in cells)) for i, key in enumerate(keys)]
+    texts = {key for key in keys if any(isinstance(row.get(key, 0), str) for row in rows)}
+
+    def align(values: Sequence[str]) -> str:
+        pairs = zip(keys, values, widths, strict=True)
+        return "  ".join(v.ljust(w) if k in texts else v.rjust(w) for k, v, w in pairs).rstrip()
+
+    return [align(keys), *(align(line) for line in cells)]
+
+
+def _cell(value: float | int | str) -> str:
+    if isinstance(value, str | int):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

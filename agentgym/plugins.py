@@ -1,0 +1,173 @@
+"""Plugins: modules and files of users that register environments, loops, parsers and the like when they are imported.
+
+Three ways lead to one:
+
+* an installed package with an entry point: ``[project.entry-points."agentgym.envs"] my_pack = "my_pack:register"``;
+  these are scanned when a name is asked for that is not known yet;
+* the environment variable ``AGENTGYM_PLUGINS=my_module,path/to/file.py``;
+* `load`, which the CLI calls with ``plugins=[...]``.
+
+The last two are shipped: `load` returns a canonical list, and another process that loads this list (a Ray worker, a
+spawned process) knows the same names. Entry points are found there by themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from agentgym.errors import EnvError, PluginError, RegistrationError, boundary, did_you_mean
+
+ENTRY_POINT_GROUP = "agentgym.envs"
+ENVIRONMENT_VARIABLE = "AGENTGYM_PLUGINS"
+
+logger = logging.getLogger(__name__)
+
+_lock = threading.RLock()
+_loaded: list[str] = []
+_loading: list[str] = []
+_scanned = False
+_broken: list[PluginError] = []
+
+
+def load(sources: Iterable[str] = ()) -> list[str]:
+    """Import plugins: those of ``AGENTGYM_PLUGINS`` first, then ``sources`` in their order. Idempotent.
+
+    Args:
+        sources: import paths (``my_pack.envs``, or ``my_pack:register`` to call a function of it) and files
+            (``path/to/file.py``).
+
+    Returns:
+        What to pass to `load` in another process: everything loaded so far, with absolute file paths.
+
+    Raises:
+        PluginError: a plugin is missing or its import failed; the original error is the cause.
+    """
+    with _lock:
+        for source in [*_from_environment(), *sources]:
+            _load_one(source)
+        return list(_loaded)
+
+
+def loaded() -> list[str]:
+    """The canonical list of the plugins that `load` has imported in this process."""
+    return list(_loaded)
+
+
+def current() -> str | None:
+    """The plugin that is being imported right now; None outside of imports. Registries note it as the origin."""
+    return _loading[-1] if _loading else None
+
+
+def scan() -> None:
+    """Import the plugins of ``AGENTGYM_PLUGINS`` and of installed entry points, once.
+
+    A broken entry point does not keep others from loading: it is remembered, see `broken`.
+    """
+    global _scanned
+    with _lock:
+        load()
+        if _scanned:
+            return
+        _scanned = True  # first, since plugins may look up names while they are imported
+        for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, point.value)):
+            try:
+                with _importing(f"plugin {point.name!r} of {_distribution(point)}", point.value):
+                    _call(point.load())
+            except PluginError as error:
+                logger.warning("%s", error)
+                _broken.append(error)
+
+
+def broken() -> list[PluginError]:
+    """What went wrong with installed plugins at the last `scan`."""
+    return list(_broken)
+
+
+def _from_environment() -> list[str]:
+    listed = os.environ.get(ENVIRONMENT_VARIABLE, "")
+    return [source.strip() for source in listed.split(",") if source.strip()]
+
+
+def _load_one(source: str) -> None:
+    path = _as_path(source)
+    canonical = str(path) if path is not None else source
+    if canonical in _loaded or canonical in _loading:
+        return
+    if path is not None:
+        with _importing(f"plugin {source!r}", canonical):
+            _import_file(path)
+    else:
+        module, _, attribute = source.partition(":")
+        with _importing(f"plugin {source!r}", canonical):
+            value: Any = importlib.import_module(module)
+            for part in attribute.split(".") if attribute else ():
+                value = getattr(value, part)
+            _call(value)
+    _loaded.append(canonical)
+
+
+def _as_path(source: str) -> Path | None:
+    """The absolute path if ``source`` means a file; None for an import path."""
+    if not source.endswith(".py") and "/" not in source and os.sep not in source:
+        return None
+    path = Path(source).expanduser().resolve()
+    if not path.is_file():
+        siblings = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise PluginError(f"plugin {source!r}: there is no file {path}.{did_you_mean(path.name, siblings)}")
+    return path
+
+
+def module_name(path: Path) -> str:
+    """The module name of a plugin file: the same in every process, and nobody else's."""
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    return f"agentgym_plugin_{path.stem}_{digest}"
+
+
+def _import_file(path: Path) -> None:
+    name = module_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def _call(value: Any) -> None:
+    if callable(value):
+        value()
+
+
+@contextmanager
+def _importing(what: str, canonical: str) -> Iterator[None]:
+    """Note which plugin is being imported; turn whatever its code raises into a `PluginError` that says so."""
+    _loading.append(canonical)
+    try:
+        with boundary(what):
+            yield
+    except EnvError as error:
+        original = error.__cause__
+        raise PluginError(f"{what} ({canonical}) failed to import: {error.error_type}: {original}") from original
+    except RegistrationError as error:
+        raise PluginError(f"{what} ({canonical}) could not register: {error}") from error
+    finally:
+        _loading.pop()
+
+
+def _distribution(point: EntryPoint) -> str:
+    return f"distribution {point.dist.name} {point.dist.version}" if point.dist is not None else "an installed package"

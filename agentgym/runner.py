@@ -1,0 +1,120 @@
+"""Plays one task and always comes back with a `Rollout`: the same code for training, validation and evaluation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agentgym.errors import AgentGymError, EnvError, boundary
+from agentgym.generation import Generator
+from agentgym.loops.base import LoopSampling, make_agent_loop, stamp
+from agentgym.rollout import Rollout
+from agentgym.session import Session, SessionManager
+from agentgym.tokens.output import AgentLoopOutput
+from agentgym.types import RolloutStatus
+
+if TYPE_CHECKING:
+    from agentgym.tokens import Renderer, ToolParser
+
+MAX_ATTEMPTS = 2
+"""A rollout that fails for reasons of infrastructure is tried once more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRequest:
+    """One task to play once. Plain data: it travels to rollout workers."""
+
+    key: str
+    """Unique among the rollouts in flight; the engine keeps the KV cache under it."""
+    env_id: str
+    task_id: str
+    group: str
+    sample: int
+    sampling: LoopSampling
+    agent_loop: str | Mapping[str, Any] = "tool_agent"
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    split: str = "train"
+    seed: int | None = None
+    """Of the environment's ``reset``; the same for all samples of a group."""
+    max_turns: int | None = None
+    max_user_turns: int | None = None
+
+
+class RolloutRunner:
+    """Opens a session for a request, lets the loop play it, and records how it ended.
+
+    Failures are data: a fault of the environment or of the infrastructure becomes a rollout whose reward is None. Only
+    cancellation is raised, after the session has been released.
+
+    Args:
+        manager: owns sessions and their limit.
+        generator: the engine.
+        renderer: of the model's tokenizer.
+        parser: of the model's tool calls.
+    """
+
+    def __init__(
+        self, *, manager: SessionManager, generator: Generator, renderer: Renderer, parser: ToolParser
+    ) -> None:
+        self.manager = manager
+        self.generator = generator
+        self.renderer = renderer
+        self.parser = parser
+
+    async def run(self, request: RolloutRequest) -> Rollout:
+        """Play the request; once more if the infrastructure failed."""
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            rollout = await self._attempt(request, attempt)
+            if rollout.status is not RolloutStatus.FAILED_INFRA:
+                break
+        return rollout
+
+    async def _attempt(self, request: RolloutRequest, attempt: int) -> Rollout:
+        start = time.monotonic()
+        segments: list[AgentLoopOutput] = []
+        session = self.manager.open(
+            request.env_id,
+            seed=request.seed,
+            options={"task_id": request.task_id, "split": request.split},
+            max_turns=request.max_turns,
+            max_user_turns=request.max_user_turns,
+            env_kwargs=request.env_kwargs,
+        )
+        try:
+            async with session:
+                segments = await self._play(request, session)
+        except AgentGymError:
+            pass  # the session's outcome says what happened; a failure is data
+        finally:
+            await self.generator.release(request.key)
+        return Rollout(
+            env_id=request.env_id,
+            task_id=request.task_id,
+            group=request.group,
+            sample=request.sample,
+            outcome=session.outcome,
+            segments=segments,
+            conversation=list(session.conversation),
+            seconds=time.monotonic() - start,
+            attempts=attempt,
+        )
+
+    async def _play(self, request: RolloutRequest, session: Session) -> list[AgentLoopOutput]:
+        name = request.agent_loop
+        if session.task is not None and session.task.agent_name is not None:
+            name = session.task.agent_name
+        loop = make_agent_loop(name, generator=self.generator, renderer=self.renderer, parser=self.parser)
+        if self.renderer.cutter is not None and hasattr(session.env, "token_cutter"):
+            session.env.token_cutter = self.renderer.cutter
+        with boundary(f"agent loop {name!r}", task_id=request.task_id):
+            outputs = await loop.run(request.sampling, session, request.key)
+            if not session.done:
+                raise EnvError(
+                    f"agent loop {name!r} returned before its session was done; it must step until session.done or call "
+                    f"session.truncate(...)",
+                    task_id=request.task_id,
+                )
+        return stamp(outputs, session)
+

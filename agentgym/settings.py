@@ -1,0 +1,97 @@
+"""The sections that training and evaluation share: which environment, which model, how it is played."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from agentgym.config import ConfigModel, setting
+
+EngineName = Literal["torch", "scripted"]
+
+
+class EnvConfig(ConfigModel):
+    """``env=NAME env.KEY=VALUE``: the environment, and keyword arguments of its constructor.
+
+    Every key but the three below goes to the constructor; `agentgym.registration.check_kwargs` checks their names.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    chosen_by: ClassVar[str | None] = "name"
+
+    name: str = setting(..., "Registered name of the environment; `agentgym envs` lists them", synonyms=["environment"])
+    max_turns: int | None = setting(
+        None,
+        "Assistant turns per episode; null: what the environment registered",
+        ge=1,
+        synonyms=["max_steps_per_episode"],
+    )
+    max_user_turns: int | None = setting(
+        None, "Turns of the user simulator per episode; null: what the environment registered", ge=1
+    )
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments for the environment's constructor."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class ModelConfig(ConfigModel):
+    """``model=tiny|FOLDER|HUB-ID``."""
+
+    chosen_by: ClassVar[str | None] = "path"
+
+    path: str = setting(
+        "tiny",
+        "`tiny` (shipped), a Hugging Face model folder, a run folder (its best checkpoint) or a hub id",
+        synonyms=["model_name_or_path", "model_path", "model_name"],
+    )
+    revision: str | None = setting(None, "Branch, tag or commit of a hub id; null: its main branch")
+    dtype: Literal["float32", "bfloat16"] = setting(
+        "float32", "Number format of the weights in training and generation", synonyms=["torch_dtype", "precision"]
+    )
+
+
+class RolloutConfig(ConfigModel):
+    """``rollout=torch|scripted``: how episodes are played and tokens are sampled."""
+
+    chosen_by: ClassVar[str | None] = "engine"
+
+    engine: EngineName = setting("torch", "What generates the tokens")
+    agent_loop: str | dict[str, Any] = setting(
+        "tool_agent",
+        "Registered name of the loop that plays an episode, or {_target_: 'module:Class', ...} with its arguments",
+        synonyms=["loop", "agent"],
+    )
+    parser: str = setting(
+        "hermes", "Format of the model's tool calls", synonyms=["tool_parser", "tool_call_parser", "format"]
+    )
+    template_kwargs: dict[str, Any] = setting(
+        {}, "Extra arguments of the chat template, e.g. {enable_thinking: false}", synonyms=["chat_template_kwargs"]
+    )
+    temperature: float = setting(1.0, "Sampling temperature; 0 is greedy", ge=0.0)
+    top_p: float = setting(1.0, "Sample from the smallest set of tokens with this probability; 1: all", gt=0.0, le=1.0)
+    top_k: int = setting(0, "Sample from this many most likely tokens; 0: all", ge=0)
+    max_prompt_length: int = setting(
+        1024, "Tokens of the first prompt, tool schemas included; a longer one ends its rollout", ge=1
+    )
+    max_response_length: int = setting(
+        1024,
+        "Tokens of an episode after the first prompt: the model's and the environment's",
+        ge=1,
+        synonyms=["max_new_tokens", "max_tokens", "max_completion_length", "response_length"],
+    )
+    max_turn_tokens: int | None = setting(None, "Tokens the model may write in one turn; null: what is left", ge=1)
+    max_slots: int = setting(
+        64, "Sequences that the engine generates at the same time", ge=1, synonyms=["max_num_seqs"]
+    )
+    deterministic: bool | None = setting(
+        None, "Same tokens in every run of the same seed, at some cost; null: on for the CPU"
+    )
+    session_limit: int = setting(256, "Sessions that are open at the same time", ge=1)
+    open_timeout: float = setting(60.0, "Seconds to open a session", gt=0)
+    step_timeout: float = setting(120.0, "Seconds for one step of an environment, tool calls included", gt=0)
+    session_timeout: float | None = setting(None, "Seconds for a whole episode; null: no limit", gt=0)
+    close_timeout: float = setting(10.0, "Seconds to close a session", gt=0)

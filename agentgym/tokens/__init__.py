@@ -1,0 +1,17 @@
+"""From messages to exact token sequences and back: parsers, the renderer, the token records."""
+
+from agentgym.tokens.output import AgentLoopOutput, Span, SpanKind
+from agentgym.tokens.parsers import ParsedTurn, ToolParser, get_parser, register_tool_parser
+from agentgym.tokens.renderer import Increment, Renderer
+
+__all__ = [
+    "AgentLoopOutput",
+    "Increment",
+    "ParsedTurn",
+    "Renderer",
+    "Span",
+    "SpanKind",
+    "ToolParser",
+    "get_parser",
+    "register_tool_parser",
+]

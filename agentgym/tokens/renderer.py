@@ -1,0 +1,237 @@
+"""`Renderer`: messages to ids. History is never encoded again: each turn adds only what is new after the sampled ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentgym.errors import ConfigError
+from agentgym.tokens.cutter import Cutter
+from agentgym.tokens.encoding import Encoder
+from agentgym.tokens.parsers.base import END_THINK, THINK
+from agentgym.tokens.template import ChatTemplate, Prepared
+from agentgym.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from agentgym.tokens.audit import Finding
+
+Tools = Sequence[Mapping[str, Any]]
+
+PROBE = "qzprobe"
+"""A word that no template contains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Increment:
+    """What new messages add after the sampled ids of a turn.
+
+    Example:
+        ChatML, the engine sampled ``[7, E]`` and a tool answered ``[8]``: ``appended_end=[]`` and
+        ``ids=[N, S, tool, N, 8, E, N, S, assistant, N]``. Had it sampled ``[7]`` only: ``appended_end=[E]``.
+    """
+
+    ids: list[int]
+    """The turn separator, the new messages and the generation prompt; mask 0."""
+    appended_end: list[int]
+    """End-of-turn ids before ``ids`` that the engine did not sample; mask 0."""
+    new_prompt: list[int] | None = None
+    """Set instead of the others where the template renders the history differently from now on: the prompt of a new
+    segment."""
+    reason: str = ""
+    """Why there is a new prompt."""
+
+
+class Renderer:
+    """Renders conversations for one tokenizer and its chat template.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer with a chat template.
+        template_kwargs: passed to the template at every render, e.g. ``{"enable_thinking": False}``.
+        eos_token_ids: end tokens beyond those of the tokenizer, of the template and of a ``generation_config.json``
+            beside the tokenizer's files.
+
+    Raises `ConfigError` for a tokenizer that is not fast or has no chat template, for messages that the template
+    refuses, and for parts that are not text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._encoder = Encoder(tokenizer)
+        self.template = ChatTemplate(tokenizer, self._encoder, template_kwargs or {})
+        self.closing = self._probe_closing({"role": "assistant", "content": PROBE}, PROBE)
+        """What the template writes after the text of a turn."""
+        self.closing_of_call = self._probe_closing_of_call()
+        self.stop_tokens = self._stop_tokens(eos_token_ids)
+        """Texts and ids of the tokens that end a turn."""
+        self.template.trust_assistant([*self.stop_tokens, *self._turn_tokens()])
+        self.cutter = Cutter(self._encoder)
+        """Cuts tool text to a number of tokens."""
+
+    # ---- messages to ids ----
+
+    def prompt(self, messages: Sequence[Message], tools: Tools | None) -> list[int]:
+        """The ids of a conversation up to where the model writes, BOS (if the template has one) included."""
+        prepared = self.template.prepare(messages, tools)
+        return self._encoder.encode(self.template.render(prepared, generation_prompt=True), prepared.mark)
+
+    def extend(
+        self,
+        messages_before: Sequence[Message],
+        assistant_message: Message,
+        new_messages: Sequence[Message],
+        tools: Tools | None,
+        sampled_ids: Sequence[int],
+    ) -> Increment:
+        """What ``new_messages`` add after ``sampled_ids``.
+
+        Args:
+            messages_before: the conversation that the turn answered.
+            assistant_message: the turn, with the real ids and names of its calls.
+            new_messages: what came back: tool results, a user's answer.
+            tools: the same schemas as in the first prompt.
+            sampled_ids: of the turn, as the engine returned them.
+        """
+        turn = len(messages_before)
+        prepared = self.template.prepare([*messages_before, assistant_message, *new_messages], tools)
+        history = self.template.render(prepared, turn, generation_prompt=True)
+        answered = self.template.render(prepared, turn + 1, generation_prompt=False)
+        full = self.template.render(prepared, generation_prompt=True)
+        end, cut = self._end_of_turn(answered, called="tool_calls" in prepared.messages[turn])
+        reason = _rewritten(history, answered[:cut], full)
+        if reason:
+            prompt = self._encoder.encode(full, prepared.mark)
+            return Increment(ids=[], appended_end=[], new_prompt=prompt, reason=reason)
+        ended = bool(sampled_ids) and sampled_ids[-1] in self.stop_tokens.values()
+        return Increment(
+            ids=self._encoder.encode(full[cut:], prepared.mark, after=end),
+            appended_end=[self.stop_tokens[end]] if end is not None and not ended else [],
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a turn's text as a model would sample them: tags become their tokens. For scripted turns."""
+        return self._encoder.encode_inner(text)
+
+    # ---- ids to text ----
+
+    @cached_property
+    def stop_token_ids(self) -> list[int]:
+        """Every id that ends a turn: of the tokenizer, the generation config and the template. Sorted."""
+        return sorted(set(self.stop_tokens.values()))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a sampled turn: without the end-of-turn tokens at its end, with all other special tokens, since
+        some of them are the tags of tool calls."""
+        stop = len(ids)
+        while stop and ids[stop - 1] in self.stop_tokens.values():
+            stop -= 1
+        return self._encoder.decode(ids[:stop])
+
+    @cached_property
+    def thinking_prefix(self) -> str:
+        """What the generation prompt opens and does not close (``"<think>\\n"``), else ``""``. Parse ``thinking_prefix +
+        text``, or a draft inside of the thinking looks like a call."""
+        prepared = self.template.prepare([{"role": "user", "content": PROBE}], None)
+        text = self.template.render(prepared, generation_prompt=True)
+        opened = text.rfind(THINK)
+        return text[opened:] if opened > text.rfind(END_THINK) and opened > text.rfind(PROBE) else ""
+
+    def audit(self) -> list[Finding]:
+        """Probe the template; what does not hold has ``ok=False``. Takes some milliseconds."""
+        from agentgym.tokens.audit import audit
+
+        return audit(self)
+
+    # ---- where a turn ends ----
+
+    def _end_of_turn(self, answered: str, *, called: bool) -> tuple[str | None, int]:
+        """The token that ends the last turn of ``answered``, and the position after it.
+
+        Without such a token: None, and the position of the separator after the turn's text.
+        """
+        closing = self.closing_of_call if called else self.closing
+        if any(token in closing for token in self.stop_tokens):
+            return max(
+                ((token, found + len(token)) for token in self.stop_tokens if (found := answered.rfind(token)) >= 0),
+                key=lambda item: item[1],
+            )
+        if not called and answered.endswith(closing):
+            return None, len(answered) - len(closing)
+        return None, len(answered.rstrip())
+
+    def _probe_closing(self, assistant: Message, last: str) -> str:
+        """What the template writes after the last word of a turn."""
+        prepared = self.template.prepare([{"role": "user", "content": "?"}, assistant], None)
+        text = self.template.render(prepared, generation_prompt=False)
+        return text[text.rfind(last) + len(last) :] if last in text else ""
+
+    def _probe_closing_of_call(self) -> str:
+        call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": PROBE}}}
+        try:
+            return self._probe_closing({"role": "assistant", "content": "", "tool_calls": [call]}, PROBE)
+        except ConfigError:  # the template knows no calls; the audit says so
+            return self.closing
+
+    def _stop_tokens(self, eos_token_ids: Sequence[int]) -> dict[str, int]:
+        """Text and id of all tokens that end a turn."""
+        ids = set(eos_token_ids)
+        eos = self.tokenizer.eos_token_id
+        ids.update([eos] if isinstance(eos, int) else eos or ())
+        ids.update(_generation_config_eos(self.tokenizer.name_or_path))
+        stop = {self._encoder.decode([index]): index for index in ids}
+        added = self._encoder.added
+        plain = _tokens_in(self.closing, added)
+        stop.update({token: added[token] for token in plain[:1]})
+        # Behind a call stand the tags of the call first and the end of the turn last.
+        of_call = _tokens_in(self.closing_of_call, added)
+        if not any(token in stop for token in of_call):
+            stop.update({token: added[token] for token in of_call[-1:]})
+        return stop
+
+    def _turn_tokens(self) -> list[str]:
+        """The tokens that the template writes around plain messages."""
+        prepared = self.template.prepare(
+            [
+                {"role": "user", "content": PROBE},
+                {"role": "assistant", "content": PROBE},
+                {"role": "user", "content": PROBE},
+            ],
+            None,
+        )
+        text = self.template.render(prepared, generation_prompt=False)
+        return [token for token in _tokens_in(text, self._encoder.added) if token not in (THINK, END_THINK)]
+
+
+def _rewritten(history: str, turn: str, full: str) -> str:
+    """Why the history is not a prefix of the full render; empty if it is."""
+    if not full.startswith(turn):
+        return "the template renders the turn differently once messages follow it"
+    if not full.startswith(history):
+        return "the template renders the turn without what its generation prompt had opened"
+    return ""
+
+
+def _tokens_in(text: str, added: Mapping[str, int]) -> list[str]:
+    """The added tokens that occur in ``text``, in the order of their first occurrence."""
+    found = [(text.index(token), -len(token), token) for token in added if not token.isspace() and token in text]
+    return [token for _, _, token in sorted(found)]
+
+
+def _generation_config_eos(folder: str) -> list[int]:
+    path = Path(folder or ".") / "generation_config.json"
+    if not folder or not path.is_file():
+        return []
+    config = json.loads(path.read_text(encoding="utf-8"))
+    eos = config["eos_token_id"] if "eos_token_id" in config else None
+    return [eos] if isinstance(eos, int) else list(eos or ())

@@ -1,0 +1,141 @@
+"""Tools from files: YAML lists of tool classes, and Python files of function tools."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+from agentgym.errors import AgentGymError, ConfigError, EnvError, boundary, did_you_mean
+from agentgym.registry import import_target
+from agentgym.tool import BaseTool
+from agentgym.toolbox import select_tools
+
+_ENTRY_KEYS = ("class_name", "config", "tool_schema")
+
+
+def load_tools(*paths: str | Path) -> list[BaseTool]:
+    """The tools of one or more files, in order.
+
+    A YAML file has a list of entries; ``config`` and ``tool_schema`` may be left out where the class has them::
+
+        tools:
+          - class_name: my_package.tools.SearchTool     # or my_package.tools:SearchTool, or search.py:SearchTool
+            config: {endpoint: "http://127.0.0.1:8000"}
+            tool_schema: {type: function, function: {name: search, description: ..., parameters: {...}}}
+
+    ``class_name`` may also name a function tool. A file of Python code in it is looked for beside the YAML file.
+
+    A Python file gives every tool that stands at its top level under a public name: functions decorated with
+    `agentgym.tools.function_tool`, objects of `BaseTool`, and those it imports.
+
+    Raises:
+        ConfigError: a missing file, class or function, a wrong key, or two tools of the same name.
+    """
+    tools = [tool for path in paths for tool in _load_file(Path(path))]
+    return select_tools(tools, None, where=", ".join(map(str, paths)))
+
+
+def _load_file(path: Path) -> list[BaseTool]:
+    if not path.is_file():
+        beside = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise ConfigError(f"tool file {str(path)!r} does not exist.{did_you_mean(path.name, beside)}")
+    if path.suffix == ".py":
+        return _load_python(path)
+    if path.suffix in (".yaml", ".yml"):
+        return _load_yaml(path)
+    raise ConfigError(f"tool file {str(path)!r}: expected a name that ends in .yaml, .yml or .py")
+
+
+def _load_python(path: Path) -> list[BaseTool]:
+    module = _import_file(path)
+    found: dict[int, BaseTool] = {}
+    for name, value in vars(module).items():
+        if isinstance(value, BaseTool) and not name.startswith("_"):
+            found[id(value)] = value
+    if not found:
+        raise ConfigError(
+            f"tool file {str(path)!r} has no tools. Decorate functions with agentgym.tools.function_tool; "
+            f"classes are listed in a YAML file."
+        )
+    return list(found.values())
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import a file once per process, under a name made of its path."""
+    path = path.resolve()
+    name = f"agentgym_tools_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"tool file {str(path)!r} cannot be imported: expected a name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    try:
+        with boundary(f"importing tool file {str(path)!r}"):
+            spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, AgentGymError):
+            raise ConfigError(str(error)) from error
+        raise
+    return module
+
+
+def _load_yaml(path: Path) -> list[BaseTool]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"tool file {str(path)!r} is not YAML: {error}") from error
+    if not isinstance(content, Mapping) or not isinstance(content.get("tools"), list) or len(content) > 1:
+        raise ConfigError(f"tool file {str(path)!r}: expected one key 'tools' with a list of entries")
+    return [_build(path, f"{path}: tools[{index}]", entry) for index, entry in enumerate(content["tools"])]
+
+
+def _build(path: Path, where: str, entry: Any) -> BaseTool:
+    """One entry of a YAML file."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("class_name"), str):
+        raise ConfigError(f"{where}: {entry!r}: expected the keys {', '.join(_ENTRY_KEYS)}; class_name is required")
+    for key in entry:
+        if key not in _ENTRY_KEYS:
+            raise ConfigError(
+                f"{where}: unknown key {key!r}.{did_you_mean(str(key), _ENTRY_KEYS)} Known: {', '.join(_ENTRY_KEYS)}."
+            )
+    config, schema = entry.get("config") or {}, entry.get("tool_schema")
+    if not isinstance(config, Mapping) or not isinstance(schema, Mapping | None):
+        raise ConfigError(f"{where}: config {config!r}, tool_schema {schema!r}: expected mappings")
+    target = _find(path, where, entry["class_name"])
+    if isinstance(target, BaseTool):
+        if config or schema:
+            raise ConfigError(f"{where}: {entry['class_name']!r} is a tool already; remove config and tool_schema")
+        return target
+    if not isinstance(target, type) or not issubclass(target, BaseTool):
+        raise ConfigError(f"{where}: {entry['class_name']!r} is {target!r}; expected a subclass of agentgym.BaseTool")
+    try:
+        with boundary(f"{where}: making {entry['class_name']!r}"):
+            return target(dict(config), schema)
+    except EnvError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _find(path: Path, where: str, class_name: str) -> Any:
+    """The class or function tool under an import path, or in a file: ``tools.py:MyTool``."""
+    file, _, attribute = class_name.partition(":")
+    if not file.endswith(".py"):
+        return import_target(class_name, what=f"{where}: class_name")
+    source = path.parent / file
+    if not source.is_file():
+        beside = [item.name for item in source.parent.iterdir()] if source.parent.is_dir() else []
+        raise ConfigError(f"{where}: file {str(source)!r} does not exist.{did_you_mean(source.name, beside)}")
+    module = _import_file(source)
+    if not hasattr(module, attribute):
+        known = [name for name, value in vars(module).items() if isinstance(value, type | BaseTool)]
+        raise ConfigError(f"{where}: {file!r} has no {attribute!r}.{did_you_mean(attribute, known)}")
+    return getattr(module, attribute)

@@ -1,0 +1,250 @@
+"""The problems: plans (what has to be computed) and their wordings, drawn from a seed.
+
+A plan's steps are calculator calls in order; step ``r1`` may use operands of the text and results of earlier steps.
+A problem belongs to one split only, whatever the seed: the operands alone decide it (see `split_of`).
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add, floordiv, mul, sub
+
+Step = tuple[str, ...]
+"""``("*", "a", "b")``: an operator and the names of its operands; ``r1``, ``r2`` are the results of earlier steps."""
+
+OPERATIONS = {"+": add, "-": sub, "*": mul, "/": floordiv}
+LEVEL_WEIGHTS = {1: 0.5, 2: 0.35, 3: 0.15}
+"""Shares of the levels in the default mix."""
+
+NAMES = ("Ana", "Ben", "Chloe", "David", "Emma", "Farid", "Grace", "Hugo", "Ines", "Jack", "Kofi", "Lena")
+THINGS = ("apples", "books", "bricks", "cards", "coins", "cups", "eggs", "lamps", "nails", "pens", "seeds", "tiles")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One shape of computation and the ways to ask for it.
+
+    Example:
+        ``Plan(name="product", steps=(("*", "a", "b"),), digits={"a": (2, 3), "b": (3, 3)}, wordings=(...))``
+    """
+
+    name: str
+    steps: tuple[Step, ...]
+    digits: Mapping[str, tuple[int, int]]
+    """Fewest and most digits of each operand."""
+    wordings: tuple[str, ...]
+    """Fields: the operands, ``{who}``, ``{other}`` (two names) and ``{things}``."""
+    multiples: Mapping[str, str] = field(default_factory=dict)
+    """``{"a": "b"}``: the drawn ``a`` is multiplied by ``b``, so that a division has no remainder."""
+
+    @property
+    def level(self) -> int:
+        """The number of calculator calls."""
+        return len(self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A drawn problem.
+
+    Example:
+        ``Problem(text="Multiply 24 by 310.", expressions=("24*310",), answer=7440, plan="product", operands=(24, 310))``
+    """
+
+    text: str
+    expressions: tuple[str, ...]
+    """The calculator calls that solve it, in order; the last one gives the answer."""
+    answer: int
+    plan: str
+    operands: tuple[int, ...]
+
+
+PLANS: tuple[Plan, ...] = (
+    Plan(
+        name="product",
+        steps=(("*", "a", "b"),),
+        digits={"a": (2, 3), "b": (3, 3)},
+        wordings=(
+            "What is {a} times {b}?",
+            "Multiply {a} by {b}.",
+            "Calculate {a} * {b}.",
+            "Find the product of {a} and {b}.",
+            "A hall has {a} rows of {b} seats. How many seats is that?",
+            "{who} packs {a} boxes with {b} {things} in each. How many {things} is that?",
+            "One crate holds {b} {things}. How many {things} are in {a} crates?",
+            "{who} saves {b} coins every week for {a} weeks. How many coins is that?",
+            "A machine makes {b} {things} an hour. How many {things} does it make in {a} hours?",
+            "A field is {a} meters long and {b} meters wide. What is its area?",
+        ),
+    ),
+    Plan(
+        name="sum",
+        steps=(("+", "a", "b", "c"),),
+        digits={"a": (3, 4), "b": (3, 4), "c": (3, 4)},
+        wordings=(
+            "What is {a} + {b} + {c}?",
+            "Add {a}, {b} and {c}.",
+            "Find the sum of {a}, {b} and {c}.",
+            "{who} has {a} {things}, {other} has {b} and a friend has {c}. How many {things} do they have together?",
+            "A shop sold {a} {things} in May, {b} in June and {c} in July. How many {things} did it sell in all?",
+        ),
+    ),
+    Plan(
+        name="difference",
+        steps=(("-", "a", "b"),),
+        digits={"a": (4, 4), "b": (3, 4)},
+        wordings=(
+            "What is {a} minus {b}?",
+            "Subtract {b} from {a}.",
+            "Calculate {a} - {b}.",
+            "How much more is {a} than {b}?",
+            "{who} had {a} {things} and gave away {b}. How many {things} are left?",
+        ),
+    ),
+    Plan(
+        name="quotient",
+        steps=(("/", "a", "b"),),
+        digits={"a": (2, 3), "b": (2, 2)},
+        multiples={"a": "b"},
+        wordings=(
+            "What is {a} divided by {b}?",
+            "Divide {a} by {b}.",
+            "Calculate {a} / {b}.",
+            "{who} shares {a} {things} equally among {b} people. How many {things} does each get?",
+            "A box holds {b} {things}. How many boxes are needed for {a} {things}?",
+        ),
+    ),
+    Plan(
+        name="product_plus",
+        steps=(("*", "a", "b"), ("+", "r1", "c")),
+        digits={"a": (2, 3), "b": (3, 3), "c": (3, 4)},
+        wordings=(
+            "What is {a} * {b} + {c}?",
+            "Multiply {a} by {b} and add {c}.",
+            "{who} has {a} boxes of {b} {things} and {c} more {things}. How many {things} is that?",
+            "A theater has {a} rows of {b} seats and {c} extra seats. How many seats does it have?",
+            "{who} earns {b} coins a day for {a} days and gets a bonus of {c}. How many coins is that?",
+        ),
+    ),
+    Plan(
+        name="product_minus",
+        steps=(("*", "a", "b"), ("-", "r1", "c")),
+        digits={"a": (2, 3), "b": (3, 3), "c": (3, 3)},
+        wordings=(
+            "What is {a} * {b} - {c}?",
+            "Multiply {a} by {b} and subtract {c}.",
+            "{who} has {a} boxes of {b} {things} and loses {c}. How many {things} are left?",
+            "A farm fills {a} carts with {b} {things} each and sells {c}. How many {things} are left?",
+        ),
+    ),
+    Plan(
+        name="minus_product",
+        steps=(("*", "b", "c"), ("-", "a", "r1")),
+        digits={"a": (4, 4), "b": (2, 2), "c": (3, 3)},
+        wordings=(
+            "What is {a} - {b} * {c}?",
+            "Subtract the product of {b} and {c} from {a}.",
+            "{who} has {a} coins and pays for {b} {things} at {c} coins each. What is the balance?",
+        ),
+    ),
+    Plan(
+        name="sum_times",
+        steps=(("+", "a", "b"), ("*", "r1", "c")),
+        digits={"a": (3, 3), "b": (3, 3), "c": (2, 2)},
+        wordings=(
+            "What is ({a} + {b}) * {c}?",
+            "Add {a} and {b}, then multiply by {c}.",
+            "Each day {who} makes {a} {things} and {other} makes {b}. How many {things} do they make in {c} days?",
+            "A set has {a} red and {b} blue {things}. How many {things} are in {c} sets?",
+        ),
+    ),
+    Plan(
+        name="product_sum",
+        steps=(("*", "a", "b"), ("*", "c", "d"), ("+", "r1", "r2")),
+        digits={"a": (2, 2), "b": (3, 3), "c": (2, 2), "d": (3, 3)},
+        wordings=(
+            "What is {a} * {b} + {c} * {d}?",
+            "Add the product of {a} and {b} to the product of {c} and {d}.",
+            "{who} buys {a} {things} at {b} coins each and {c} maps at {d} coins each. What is the total?",
+            "There are {a} boxes of {b} {things} and {c} bags of {d} {things}. How many {things} is that?",
+        ),
+    ),
+    Plan(
+        name="product_difference",
+        steps=(("*", "a", "b"), ("*", "c", "d"), ("-", "r1", "r2")),
+        digits={"a": (2, 2), "b": (3, 3), "c": (2, 2), "d": (3, 3)},
+        wordings=(
+            "What is {a} * {b} - {c} * {d}?",
+            "Subtract the product of {c} and {d} from the product of {a} and {b}.",
+            "{who} sells {a} {things} at {b} coins each and pays {c} workers {d} coins each. What is the profit?",
+        ),
+    ),
+    Plan(
+        name="product_minus_times",
+        steps=(("*", "a", "b"), ("-", "r1", "c"), ("*", "r2", "d")),
+        digits={"a": (2, 2), "b": (3, 3), "c": (3, 3), "d": (2, 2)},
+        wordings=(
+            "What is ({a} * {b} - {c}) * {d}?",
+            "Multiply {a} by {b}, subtract {c}, then multiply by {d}.",
+            "Each day {who} packs {a} boxes of {b} {things} and sells {c}. How many {things} are left after {d} days?",
+        ),
+    ),
+)
+
+
+def draw(rng: random.Random, split: str, levels: Mapping[int, float]) -> Problem:
+    """Draw a problem of a split: level by weight, then plan, wording and operands until the operands fit the split."""
+    (level,) = rng.choices(list(levels), weights=list(levels.values()))
+    plans = [plan for plan in PLANS if plan.level == level]
+    (plan,) = rng.choices(plans, weights=[len(plan.wordings) for plan in plans])
+    wording = rng.choice(plan.wordings)
+    operands = _draw_operands(rng, plan)
+    while split_of(list(operands.values())) != split:
+        operands = _draw_operands(rng, plan)
+    who, other = rng.sample(NAMES, 2)
+    text = wording.format(**operands, who=who, other=other, things=rng.choice(THINGS))
+    expressions, answer = solve(plan, operands)
+    return Problem(
+        text=text, expressions=expressions, answer=answer, plan=plan.name, operands=tuple(operands.values())
+    )
+
+
+def split_of(operands: Sequence[int]) -> str:
+    """The split that a problem with these operands belongs to: one set of operands in eight is for validation.
+
+    It depends on the operands alone, neither on their order, on the wording nor on a seed. So no problem of one
+    split has the text (or even the numbers) of a problem of the other.
+    """
+    key = ",".join(str(operand) for operand in sorted(operands))
+    return "validation" if zlib.crc32(key.encode()) % 8 == 0 else "train"
+
+
+def solve(plan: Plan, operands: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+    """The calculator expressions of a plan with operands filled in, and the result of the last one."""
+    values = dict(operands)
+    expressions = []
+    for number, (operator, *names) in enumerate(plan.steps, start=1):
+        inputs = [values[name] for name in names]
+        expressions.append(operator.join(str(value) for value in inputs))
+        values[f"r{number}"] = reduce(OPERATIONS[operator], inputs)
+    return tuple(expressions), values[f"r{len(plan.steps)}"]
+
+
+def _draw_operands(rng: random.Random, plan: Plan) -> dict[str, int]:
+    operands = {name: _number(rng, *digits) for name, digits in plan.digits.items()}
+    for name, factor in plan.multiples.items():
+        operands[name] *= operands[factor]
+    return operands
+
+
+def _number(rng: random.Random, fewest: int, most: int) -> int:
+    """A number of the given digits that is not round: no factor of ten, and at least 12."""
+    digits = rng.randint(fewest, most)
+    while True:
+        number = rng.randrange(max(12, 10 ** (digits - 1)), 10**digits)
+        if number % 10:
+            return number

@@ -1,0 +1,265 @@
+"""Where workers live: Ray actors, or this process (``trainer.cluster=inline``). Both give the same futures.
+
+Who waits for whom: the driver submits to every worker of a group, then waits for all futures at once. The first worker
+that raises ends the wait: its error (with its traceback) is raised in the driver, which shuts the cluster down, so no rank
+stays behind in a collective. A wait that takes longer than its timeout names the group and the method.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import inspect
+import logging
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from agentgym.errors import AgentGymError, InfraError
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+"""How often a wait looks for a request to stop."""
+
+Result = Future[Any]
+
+
+class Interrupted(AgentGymError):
+    """A wait was given up because the run is asked to stop."""
+
+
+class Worker(ABC):
+    """A handle on one worker object, wherever it lives."""
+
+    @abstractmethod
+    def submit(self, method: str, *args: Any) -> Result:
+        """Call a method; async methods of one worker run concurrently, others one after the other."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the worker at once."""
+
+
+class Cluster(ABC):
+    """Starts workers and ends them."""
+
+    @abstractmethod
+    def spawn(self, worker_class: type, args: tuple[Any, ...], *, ranks: int, cpus: float, gpus: float) -> list[Worker]:
+        """Start ``ranks`` workers as ``worker_class(rank, *args)``; blocks until they are placed."""
+
+    @abstractmethod
+    def share(self, value: Any) -> Any:
+        """Put a large argument where all workers reach it; pass the result to `Worker.submit`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers. Idempotent."""
+
+
+def wait(
+    results: Sequence[Result],
+    *,
+    what: str,
+    timeout: float | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> list[Any]:
+    """Values of all futures, in order.
+
+    Raises:
+        InfraError: it took longer than ``timeout`` seconds, or a worker process died.
+        Interrupted: ``stop`` became true first.
+        Exception: the first error of a worker, as it was raised there.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    pending = set(results)
+    while pending:
+        done, pending = concurrent.futures.wait(
+            pending, timeout=POLL_SECONDS, return_when=concurrent.futures.FIRST_EXCEPTION
+        )
+        for result in done:
+            error = result.exception()
+            if error is not None:
+                raise _original(error, what)
+        if pending and stop is not None and stop():
+            raise Interrupted(f"{what} was interrupted")
+        if pending and deadline is not None and time.monotonic() > deadline:
+            raise InfraError(
+                f"{what} did not end within {timeout:.0f} s ({len(pending)} of {len(results)} workers still busy); "
+                f"raise trainer.step_timeout if the work is really that long"
+            )
+    return [result.result() for result in results]
+
+
+def _original(error: BaseException, what: str) -> BaseException:
+    """The error a worker raised, without Ray's wrapping; a dead worker becomes an `InfraError`."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, AgentGymError):
+        cause.add_note(f"raised in a worker during {what}:\n{error}")
+        return cause
+    if type(error).__name__ in ("ActorDiedError", "ActorUnavailableError", "WorkerCrashedError", "RayActorError"):
+        return InfraError(f"a worker process died during {what}: {error}")
+    return error
+
+
+class InlineWorker(Worker):
+    """A worker object in this process. Async methods run on an event loop in a thread of their own."""
+
+    def __init__(self, worker_class: type, rank: int, args: tuple[Any, ...]) -> None:
+        self._object = worker_class(rank, *args)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def submit(self, method: str, *args: Any) -> Result:
+        function = getattr(self._object, method)
+        if inspect.iscoroutinefunction(function):
+            return asyncio.run_coroutine_threadsafe(function(*args), self._event_loop())
+        result: Result = Future()
+        try:
+            result.set_result(function(*args))
+        except BaseException as error:  # noqa: BLE001 - handed on to whoever waits
+            result.set_exception(error)
+        return result
+
+    def kill(self) -> None:
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._loop = None
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="agentgym-inline", daemon=True)
+            self._thread.start()
+        return self._loop
+
+
+class InlineCluster(Cluster):
+    """Everything in this process: easy to debug, one rank per group."""
+
+    def __init__(self) -> None:
+        self._workers: list[Worker] = []
+
+    def spawn(self, worker_class: type, args: tuple[Any, ...], *, ranks: int, cpus: float, gpus: float) -> list[Worker]:
+        if ranks != 1:
+            raise AgentGymError(f"trainer.cluster=inline runs one worker, not {ranks}; use trainer.cluster=ray")
+        workers: list[Worker] = [InlineWorker(worker_class, rank, args) for rank in range(ranks)]
+        self._workers.extend(workers)
+        return workers
+
+    def share(self, value: Any) -> Any:
+        return value
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+        self._workers.clear()
+
+
+class RayWorker(Worker):
+    """A Ray actor."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def submit(self, method: str, *args: Any) -> Result:
+        result: Result = getattr(self.actor, method).remote(*args).future()
+        return result
+
+    def kill(self) -> None:
+        import ray
+
+        with contextlib.suppress(ValueError):  # already gone
+            ray.kill(self.actor)
+
+
+class RayCluster(Cluster):
+    """Ray actors in placement groups; connects to ``RAY_ADDRESS`` or starts Ray on this machine.
+
+    Args:
+        cpus: logical CPUs to declare when Ray is started here: at least what all groups ask for, so that no bundle
+            waits for ever on a small machine.
+        threads: OpenMP threads of each worker (Ray's own default is 1).
+        plugins: shipped to every worker through its environment.
+    """
+
+    def __init__(self, *, cpus: int, threads: int, plugins: Sequence[str]) -> None:
+        import ray
+
+        self._groups: list[Any] = []
+        self._workers: list[Worker] = []
+        self._started = not ray.is_initialized()
+        if not self._started:
+            return
+        # The working directory is importable in workers as it is for the command line.
+        path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {
+            "OMP_NUM_THREADS": str(threads),
+            # A spinning thread of an idle worker would take a core from the busy one.
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "AGENTGYM_PLUGINS": ",".join(plugins),
+            "PYTHONPATH": path,
+        }
+        remote = os.environ.get("RAY_ADDRESS")
+        local: dict[str, Any] = {} if remote else {"num_cpus": cpus, "include_dashboard": False}
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(
+            address=remote,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            runtime_env={"env_vars": environment},
+            **local,
+        )
+
+    def spawn(self, worker_class: type, args: tuple[Any, ...], *, ranks: int, cpus: float, gpus: float) -> list[Worker]:
+        import ray
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundle = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
+        group = placement_group([bundle] * ranks, strategy="PACK")
+        self._groups.append(group)
+        ready, _ = ray.wait([group.ready()], timeout=120)
+        if not ready:
+            raise InfraError(
+                f"no place for {ranks} x {bundle} within 120 s; the cluster has {ray.cluster_resources()}, "
+                f"of which {ray.available_resources()} are free"
+            )
+        actor_class = ray.remote(worker_class)
+        workers: list[Worker] = []
+        for rank in range(ranks):
+            strategy = PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=rank, placement_group_capture_child_tasks=False
+            )
+            actor = actor_class.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy).remote(rank, *args)
+            workers.append(RayWorker(actor))
+        self._workers.extend(workers)
+        return workers
+
+    def share(self, value: Any) -> Any:
+        import ray
+
+        return ray.put(value)
+
+    def close(self) -> None:
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        if not ray.is_initialized():
+            return
+        for worker in self._workers:
+            worker.kill()
+        for group in self._groups:
+            remove_placement_group(group)
+        self._workers.clear()
+        self._groups.clear()
+        if self._started:
+            ray.shutdown()
+

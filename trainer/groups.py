@@ -1,0 +1,184 @@
+"""Typed faces of worker groups: what the fit loop calls, and where "go to definition" leads."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentgym.rollout import Rollout
+from agentgym.runner import RolloutRequest
+from agentgym.trainer.batch import Batch
+from agentgym.trainer.cluster import Cluster, wait
+from agentgym.trainer.config import TrainConfig
+from agentgym.trainer.packing import MicroBatch, plan
+from agentgym.trainer.rollout.engines import RolloutSetup
+from agentgym.trainer.rollout.worker import RolloutReport, RolloutWorker
+from agentgym.trainer.worker import ActorWorker, MiniBatch, ModelWorker, Totals
+
+
+class WorkerGroup:
+    """Several workers of one class, called together.
+
+    Args:
+        cluster: where they live.
+        worker_class: constructed as ``worker_class(rank, *args)``.
+        name: for messages.
+        timeout: seconds after which a call that does not end is an error.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        worker_class: type,
+        args: tuple[Any, ...],
+        *,
+        name: str,
+        ranks: int,
+        cpus: float,
+        gpus: float = 0.0,
+        timeout: float | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.timeout = timeout
+        self.workers = cluster.spawn(worker_class, args, ranks=ranks, cpus=cpus, gpus=gpus)
+
+    @property
+    def ranks(self) -> int:
+        return len(self.workers)
+
+    def broadcast(self, method: str, *args: Any) -> list[Any]:
+        """Call the method on every worker with the same arguments; results in rank order."""
+        return self.scatter(method, [args] * self.ranks)
+
+    def scatter(
+        self, method: str, per_rank: Sequence[tuple[Any, ...]], stop: Callable[[], bool] | None = None
+    ) -> list[Any]:
+        """Call the method on each worker with its own arguments; results in rank order."""
+        results = [worker.submit(method, *args) for worker, args in zip(self.workers, per_rank, strict=True)]
+        return wait(results, what=f"{self.name}.{method}", timeout=self.timeout, stop=stop)
+
+
+class ReferenceGroup:
+    """The model before training; computes log-probs only."""
+
+    worker_class: type[ModelWorker] = ModelWorker
+    name = "reference"
+
+    def __init__(self, cluster: Cluster, config: TrainConfig) -> None:
+        self.config = config
+        ranks = config.trainer.workers
+        self._meeting = tempfile.TemporaryDirectory(prefix="agentgym-")
+        rendezvous = f"file://{self._meeting.name}/store"
+        self.group = WorkerGroup(
+            cluster,
+            self.worker_class,
+            (ranks, rendezvous, config),
+            name=self.name,
+            ranks=ranks,
+            cpus=1.0,
+            timeout=config.trainer.step_timeout,
+        )
+
+    def log_probs(self, batch: Batch) -> Tensor:
+        """Log-probs of all response tokens under the current weights: [B, R] float32, 0.0 beyond each response."""
+        shared = self.group.cluster.share(batch)
+        per_rank = self.plan(batch, range(len(batch)))
+        out = torch.zeros(batch["response_ids"].shape)
+        for rows, values in self.group.scatter("log_probs", [(shared, micro_batches) for micro_batches in per_rank]):
+            out[rows] = values
+        return out
+
+    def plan(self, batch: Batch, rows: Sequence[int]) -> list[list[MicroBatch]]:
+        """Micro-batches of the given rows for each rank."""
+        return plan(
+            rows,
+            batch["prompt_length"].tolist(),
+            batch["response_length"].tolist(),
+            batch["prompt_group"].tolist(),
+            cap=self.config.trainer.max_tokens_per_micro_batch,
+            ranks=self.group.ranks,
+        )
+
+    def close(self) -> None:
+        """Leave the process group (the cluster ends the processes)."""
+        self._meeting.cleanup()
+
+
+class ActorGroup(ReferenceGroup):
+    """The policy: computes log-probs, learns, hands out its weights, saves itself."""
+
+    worker_class = ActorWorker
+    name = "actor"
+
+    def update(self, batch: Batch, mini_batches: Sequence[Sequence[int]], lr: float) -> dict[str, float]:
+        """One optimizer step for each mini-batch (rows of ``batch``), in order. Returns the metrics ``actor/...``."""
+        shared = self.group.cluster.share(batch)
+        per_rank: list[list[MiniBatch]] = [[] for _ in range(self.group.ranks)]
+        for rows in mini_batches:
+            totals = Totals.of(batch["loss_mask"][torch.tensor(rows)])
+            for rank, micro_batches in enumerate(self.plan(batch, rows)):
+                per_rank[rank].append(MiniBatch(micro_batches, totals))
+        metrics: dict[str, float] = self.group.scatter("update", [(shared, minis, lr) for minis in per_rank])[0]
+        return metrics
+
+    def weights(self) -> dict[str, Tensor]:
+        """Full weights under Hugging Face names, on the CPU."""
+        weights: dict[str, Tensor] = self.group.broadcast("state_dict")[0]
+        return weights
+
+    def save(self, folder: Path) -> None:
+        """Write ``model/`` and ``optimizer.pt`` into the folder."""
+        self.group.broadcast("save", str(folder))
+
+    def load_optimizer(self, folder: Path) -> None:
+        """Take over the optimizer state of a checkpoint."""
+        self.group.broadcast("load_optimizer", str(folder))
+
+
+class RolloutGroup:
+    """The rollout workers: each has an engine, sessions, and its share of the requests."""
+
+    def __init__(self, cluster: Cluster, setup: RolloutSetup, *, timeout: float | None = None) -> None:
+        self.group = WorkerGroup(
+            cluster, RolloutWorker, (setup,), name="rollout", ranks=1, cpus=1.0, timeout=timeout
+        )
+
+    def generate(self, requests: Sequence[RolloutRequest], stop: Callable[[], bool] | None = None) -> RolloutReport:
+        """Play all requests; rollouts come back in the order of the requests.
+
+        Raises:
+            Interrupted: ``stop`` became true; open sessions have been released.
+        """
+        shares = [list(requests[rank :: self.group.ranks]) for rank in range(self.group.ranks)]
+        try:
+            reports: list[RolloutReport] = self.group.scatter("generate", [(share,) for share in shares], stop)
+        except BaseException:
+            self.cancel()
+            raise
+        rollouts: list[Rollout | None] = [None] * len(requests)
+        for rank, report in enumerate(reports):
+            rollouts[rank :: self.group.ranks] = report.rollouts
+        return RolloutReport.merge(reports, [r for r in rollouts if r is not None])
+
+    def cancel(self) -> None:
+        """Stop what is played and release its sessions."""
+        wait([worker.submit("cancel") for worker in self.group.workers], what="rollout.cancel", timeout=60)
+
+    def sync_weights(self, weights: dict[str, Tensor], version: int) -> None:
+        """Give every engine the weights of the given version; nothing is generated with older ones afterwards."""
+        self.group.broadcast("update_weights", self.group.cluster.share(weights), version)
+
+    def task_ids(self, split: str) -> list[str]:
+        """Ids of the environment's tasks of a split, in its order."""
+        ids: list[str] = self.group.workers[0].submit("task_ids", split).result(timeout=120)
+        return ids
+
+    def close(self) -> None:
+        """End all sessions and the engines."""
+        wait([worker.submit("close") for worker in self.group.workers], what="rollout.close", timeout=60)

@@ -1,0 +1,178 @@
+"""A training run from its configuration to its summary: folder, cluster, workers, the fit loop, and a clean end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+
+from agentgym import plugins
+from agentgym.config import dump_config
+from agentgym.console import Console, RunSummary
+from agentgym.errors import ConfigError
+from agentgym.trainer import checkpoint, tracking
+from agentgym.trainer.cluster import Cluster, InlineCluster, RayCluster
+from agentgym.trainer.config import TrainConfig
+from agentgym.trainer.data import TaskSampler
+from agentgym.trainer.groups import ActorGroup, ReferenceGroup, RolloutGroup
+from agentgym.trainer.loop import Trainer
+from agentgym.trainer.rollout.engines import RolloutSetup
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C; a SIGTERM gives 143."""
+
+
+class StopRequest:
+    """Turns the first SIGINT or SIGTERM into a request to stop, the second into `KeyboardInterrupt`."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __call__(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.signal is None else 128 + self.signal
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle both signals inside the block; the old handlers come back after it."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self.signal is not None:
+                raise KeyboardInterrupt
+            self.signal = number
+
+        old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+
+def run(config: TrainConfig, console: Console) -> int:
+    """Train as configured and return the exit code: 0, or 130 after Ctrl-C (143 after SIGTERM)."""
+    start = time.monotonic()
+    stop = StopRequest()
+    folder, resumed_from = prepare_folder(config)
+    with stop.installed(), ExitStack() as stack:
+        console.line(f"run {folder}")
+        trainer = build(config, folder, resumed_from, console, stop, stack)
+        if trainer.step >= trainer.total_steps:
+            console.line(f"nothing to do: the run has all its {trainer.total_steps} steps")
+            return 0
+        trainer.fit()
+    for line in summarise(trainer, folder, config, time.monotonic() - start).lines():
+        console.line(line)
+    return stop.exit_code
+
+
+def prepare_folder(config: TrainConfig) -> tuple[Path, Path | None]:
+    """The run's folder and the checkpoint to resume from (None for a new run, or one that never saved)."""
+    settings = config.trainer
+    if settings.resume is not None:
+        folder = Path(settings.resume)
+        if not (folder / "config.yaml").exists():
+            raise ConfigError(f"trainer.resume={settings.resume!r}: no run folder there (it has no config.yaml)")
+        checkpoints = folder / "checkpoints"
+        checkpoint.remove_leftovers(checkpoints)
+        return folder, checkpoint.latest(checkpoints)
+    model = Path(config.model.path).name
+    name = settings.name if settings.name is not None else f"{config.env.name}-{model}-{config.algo.name}"
+    folder = tracking.create_run_folder(settings.run_dir, name.replace("/", "-"))
+    (folder / "config.yaml").write_text(dump_config(config))
+    return folder, None
+
+
+def build(
+    config: TrainConfig,
+    folder: Path,
+    resumed_from: Path | None,
+    console: Console,
+    stop: StopRequest,
+    stack: ExitStack,
+) -> Trainer:
+    """Start cluster and workers and put the trainer together; everything is taken down again by ``stack``."""
+    tracking.write_environment(folder)
+    console.line("starting workers")
+    cluster = make_cluster(config)
+    stack.callback(cluster.close)
+    model = config.model if resumed_from is None else config.model.model_copy(update={"path": str(resumed_from)})
+    current = config.model_copy(update={"model": model})
+    threads = config.trainer.threads
+    setup = RolloutSetup(
+        plugins=config.plugins, env=config.env, model=model, rollout=config.rollout, threads=threads
+    )
+    rollout = RolloutGroup(cluster, setup, timeout=config.trainer.step_timeout)
+    stack.callback(rollout.close)
+    actor = ActorGroup(cluster, current)
+    stack.callback(actor.close)
+    reference = None
+    if config.algo.kl_loss.coef > 0:
+        reference = ReferenceGroup(cluster, config)
+        stack.callback(reference.close)
+    train_ids, val_ids = limited_task_ids(config, rollout)
+    sampler = TaskSampler(
+        train_ids, batch_size=config.data.batch_size, seed=config.data_seed, shuffle=config.data.shuffle
+    )
+    resume_step = None
+    if config.trainer.resume is not None:
+        resume_step = checkpoint.step_of(resumed_from) if resumed_from is not None else -1
+    log = tracking.RunLog(folder, tensorboard="tensorboard" in config.trainer.loggers, resume_step=resume_step)
+    stack.callback(log.close)
+    total_steps = config.num_steps(len(train_ids))
+    progress = stack.enter_context(console.progress(total_steps, done=max(0, resume_step or 0)))
+    trainer = Trainer(
+        config,
+        actor=actor,
+        rollout=rollout,
+        reference=reference,
+        sampler=sampler,
+        val_task_ids=val_ids,
+        log=log,
+        progress=progress,
+        stop=stop,
+        total_steps=total_steps,
+    )
+    if resumed_from is not None:
+        trainer.resume(resumed_from)
+    return trainer
+
+
+def make_cluster(config: TrainConfig) -> Cluster:
+    """The cluster that ``trainer.cluster`` names."""
+    if config.trainer.cluster == "inline":
+        return InlineCluster()
+    cpus = os.cpu_count() or 1
+    workers = config.trainer.workers * (2 if config.algo.kl_loss.coef > 0 else 1) + 1
+    threads = config.trainer.threads if config.trainer.threads is not None else cpus
+    return RayCluster(cpus=max(cpus, workers), threads=threads, plugins=plugins.loaded())
+
+
+def limited_task_ids(config: TrainConfig, rollout: RolloutGroup) -> tuple[list[str], list[str]]:
+    """Training and validation tasks as ``data.train_size`` and ``data.val_size`` limit them."""
+    return rollout.task_ids("train")[: config.data.train_size], rollout.task_ids("validation")[: config.data.val_size]
+
+
+def summarise(trainer: Trainer, folder: Path, config: TrainConfig, seconds: float) -> RunSummary:
+    """What the run came to, and what to type next."""
+    validated = [row["val/reward_mean"] for row in trainer.log.read_metrics() if "val/reward_mean" in row]
+    extra: Sequence[str] = [f"plugins={','.join(config.plugins)}"] if config.plugins else []
+    if trainer.step < trainer.total_steps:
+        command = f"agentgym train --resume {folder}"
+    else:
+        command = " ".join([f"agentgym eval env={config.env.name} model={folder}", *extra])
+    return RunSummary(
+        run_dir=str(folder),
+        steps=trainer.step,
+        seconds=seconds,
+        reward_before=validated[0] if len(validated) > 1 else None,
+        reward_after=validated[-1] if validated else None,
+        next_command=command,
+    )

@@ -1,0 +1,51 @@
+"""Models and tokenizers as Hugging Face folders: finding, loading, saving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentgym.errors import ConfigError, boundary
+from agentgym.trainer.model_path import resolve_model_path
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_causal_lm(path: str, *, dtype: str) -> Any:
+    """A transformers causal LM in eval mode. ``path``: ``tiny``, a folder, a run folder or a hub id."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    folder = resolve_model_path(path)
+    with boundary(f"loading the model {path!r}"):
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype]).eval()
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a model. Raises `ConfigError` where it has no chat template."""
+    from transformers import AutoTokenizer
+
+    folder = resolve_model_path(path)
+    with boundary(f"loading the tokenizer of {path!r}"):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.chat_template is None:
+        raise ConfigError(f"model {path!r} has no chat template; add chat_template.jinja to its folder")
+    return tokenizer
+
+
+def save_model_folder(
+    folder: Path, weights: dict[str, Tensor], config: Any, generation_config: Any, tokenizer: Any
+) -> None:
+    """Write a folder that ``from_pretrained`` loads: weights, configs, tokenizer, chat template."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(folder)
+    if generation_config is not None:
+        generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,261 @@
+"""What can be checked of a run before anything starts: names, the environment, the model's folder, sizes.
+
+Loads neither torch nor transformers. The environment is made and closed again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentgym import plugins, registration
+from agentgym.errors import ConfigError, EnvError, UnknownName, boundary, did_you_mean
+from agentgym.loops import agent_loops
+from agentgym.registry import import_target
+from agentgym.settings import EnvConfig, ModelConfig, RolloutConfig
+from agentgym.tokens import get_parser
+from agentgym.tool_env import ToolEnv
+from agentgym.trainer.algorithms.registry import ADVANTAGES, POLICY_LOSSES
+from agentgym.trainer.config import TrainConfig
+from agentgym.trainer.model_path import resolve_model_path
+from agentgym.trainer.models import shipped_models
+
+if TYPE_CHECKING:
+    from agentgym.env import Env
+    from agentgym.evaluation_config import EvalConfig
+    from agentgym.types import Task
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+"""Any one of them makes a folder that of a tokenizer."""
+MODEL_FILES = ("config.json", "tokenizer_config.json", "chat_template.jinja", *TOKENIZER_FILES)
+
+NOT_BUILT = {"gae": "a critic", "remax": "greedy baseline rollouts", "turn_level": "rewards per turn"}
+"""Advantages whose inputs the fit loop does not make yet, and what is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCheck:
+    """What a checked run amounts to."""
+
+    train_tasks: int
+    """After ``data.train_size``."""
+    val_tasks: int
+    """After ``data.val_size``."""
+    steps: int
+    model: str
+    """The folder or hub id that is loaded."""
+
+    def lines(self, config: TrainConfig) -> list[str]:
+        """For a person, one fact a line."""
+        rollouts = f"{config.data.batch_size} prompts x {config.rollout.n} samples"
+        return [
+            f"environment  {config.env.name}: {self.train_tasks} training and {self.val_tasks} validation tasks",
+            f"model        {config.model.path}: {self.model}",
+            f"algorithm    {config.algo.name}: advantage {config.algo.advantage}, loss {config.algo.policy_loss}",
+            f"steps        {self.steps}, each of {rollouts}",
+        ]
+
+
+def check_run(config: TrainConfig) -> RunCheck:
+    """Check everything about a training run that needs no model.
+
+    Raises:
+        ConfigError: an unknown name, a wrong argument of the environment, tasks that are missing or too few for a
+            batch, a model folder without what it takes.
+    """
+    check_names(config.plugins, config.env, config.rollout)
+    check_algorithm(config)
+    model = check_model(config.model, config.rollout)
+    env = make_env(config.env)
+    try:
+        train, val = (split_tasks(env, config.env.name, split) for split in ("train", "validation"))
+    finally:
+        env.close()
+    train_tasks = len(train[: config.data.train_size])
+    check_batch(config, train_tasks, total=len(train))
+    return RunCheck(
+        train_tasks=train_tasks,
+        val_tasks=len(val[: config.data.val_size]),
+        steps=config.num_steps(train_tasks),
+        model=model,
+    )
+
+
+def check_evaluation(config: EvalConfig) -> None:
+    """The same for an evaluation. Raises `ConfigError`."""
+    check_names(config.plugins, config.env, config.rollout)
+    if config.agent is None:
+        check_model(config.model, config.rollout)
+    env = make_env(config.env)
+    try:
+        tasks = split_tasks(env, config.env.name, config.split)
+        if config.agent == "oracle":
+            with boundary(f"oracle of environment {config.env.name!r}", task_id=tasks[0].id):
+                env.oracle(tasks[0])
+    finally:
+        env.close()
+
+
+def check_names(plugin_list: Sequence[str], env: EnvConfig, rollout: RolloutConfig) -> None:
+    """Import the plugins, then look up the environment, its arguments, the agent loop and the parser."""
+    plugins.load(list(plugin_list))
+    check_env_choice(env)
+    if isinstance(rollout.agent_loop, str):
+        if rollout.agent_loop not in agent_loops:
+            raise _unknown("rollout.agent_loop", rollout.agent_loop, agent_loops.names())
+    elif not isinstance(target := rollout.agent_loop.get("_target_"), str):
+        raise ConfigError(
+            f"rollout.agent_loop={rollout.agent_loop}: expected a name, or a key _target_: 'module:Class'"
+        )
+    else:
+        import_target(target, what="rollout.agent_loop")
+    try:
+        get_parser(rollout.parser)
+    except UnknownName as error:
+        raise ConfigError(f"rollout.parser={rollout.parser}: {error}") from None
+
+
+def check_env_choice(env: EnvConfig) -> None:
+    """The environment is registered and its constructor takes the given arguments."""
+    spec = registration.spec(env.name)
+    try:
+        registration.check_kwargs(spec, env.kwargs)
+    except ConfigError as error:
+        own = [name for name in EnvConfig.model_fields if name != "name"]
+        for name in env.kwargs:
+            for near in difflib.get_close_matches(name, own, n=1, cutoff=0.8):
+                raise ConfigError(f"env.{name}: no such key. Did you mean env.{near}? {error}") from None
+        raise
+
+
+def check_algorithm(config: TrainConfig) -> None:
+    """Advantage and loss exist, and what they need is built."""
+    algo = config.algo
+    if algo.advantage not in ADVANTAGES:
+        raise _unknown("algo.advantage", algo.advantage, ADVANTAGES.names())
+    if algo.policy_loss not in POLICY_LOSSES:
+        raise _unknown("algo.policy_loss", algo.policy_loss, POLICY_LOSSES.names())
+    if algo.advantage in NOT_BUILT:
+        raise ConfigError(
+            f"algo.advantage={algo.advantage} needs {NOT_BUILT[algo.advantage]}, which this version does not have: "
+            f"use one of {', '.join(sorted(set(ADVANTAGES.names()) - set(NOT_BUILT)))}"
+        )
+
+
+def make_env(env: EnvConfig) -> Env:
+    """The environment; a constructor that refuses its arguments is a `ConfigError`."""
+    given = " ".join([f"env={env.name}", *(f"env.{key}={value}" for key, value in env.kwargs.items())])
+    try:
+        with boundary(f"making environment {env.name!r}"):
+            return registration.make(env.name, **env.kwargs)
+    except EnvError as error:
+        if error.error_type not in ("TypeError", "ValueError"):
+            raise
+        reason = error.__cause__ if error.__cause__ is not None else error
+        raise ConfigError(f"{given}: the environment refuses these arguments: {reason}") from None
+
+
+def split_tasks(env: Env, name: str, split: str) -> Sequence[Task]:
+    """The tasks of a split; none at all, or two with one id, is a `ConfigError`."""
+    with boundary(f"tasks({split!r}) of environment {name!r}"):
+        tasks = env.tasks(split)
+    if not tasks:
+        raise ConfigError(f"environment {name!r} has no tasks in its split {split!r}")
+    ids = [task.id for task in tasks]
+    if len(set(ids)) < len(ids):
+        twice = Counter(ids).most_common(1)[0][0]
+        raise ConfigError(f"environment {name!r}: two tasks of its split {split!r} have the id {twice!r}")
+    for task in tasks:
+        if isinstance(env, ToolEnv):
+            env.check_task(task)
+        if task.agent_name is not None and task.agent_name not in agent_loops:
+            raise _unknown(
+                f"task {task.id!r} of environment {name!r}: agent_name", task.agent_name, agent_loops.names()
+            )
+    return tasks
+
+
+def check_batch(config: TrainConfig, train_tasks: int, *, total: int) -> None:
+    """A batch larger than the training data would never be full: zero steps."""
+    batch = config.data.batch_size
+    if batch > train_tasks:
+        limit = f" (data.train_size={config.data.train_size} of {total})" if train_tasks < total else ""
+        raise ConfigError(
+            f"data.batch_size={batch} is larger than the {train_tasks} training tasks of {config.env.name!r}{limit}: "
+            f"lower data.batch_size to {train_tasks} or less"
+        )
+
+
+def check_model(model: ModelConfig, rollout: RolloutConfig) -> str:
+    """The model's folder holds a configuration, a tokenizer with a chat template, and room for a whole rollout.
+
+    Returns:
+        The folder or hub id that is loaded.
+    """
+    where = resolve_model_path(model.path)
+    folder = Path(where)
+    if not folder.is_dir():
+        folder = _hub_files(model)
+    config = _read_json(folder / "config.json", f"model={model.path}")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ConfigError(f"model={model.path}: no tokenizer in {folder}; expected tokenizer.json (or tokenizer.model)")
+    if not _has_chat_template(folder):
+        raise ConfigError(
+            f"model={model.path}: its tokenizer has no chat template; put chat_template.jinja into {folder}, "
+            f"or choose an instruct model"
+        )
+    room = config.get("max_position_embeddings")
+    longest = rollout.max_prompt_length + rollout.max_response_length
+    if isinstance(room, int) and longest > room:
+        raise ConfigError(
+            f"rollout.max_prompt_length + rollout.max_response_length = {longest} tokens, but model {model.path!r} "
+            f"has room for {room} (max_position_embeddings): lower one of them"
+        )
+    return where
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.is_file() and bool(_read_json(settings, str(folder)).get("chat_template"))
+
+
+def _read_json(path: Path, what: str) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{what}: {path} cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{what}: {path} holds a {type(data).__name__}, expected an object")
+    return data
+
+
+def _hub_files(model: ModelConfig) -> Path:
+    """The small files of a hub id, fetched into the hub's cache; `ConfigError` for anything that is none."""
+    path = Path(model.path)
+    siblings = [str(entry) for entry in path.parent.glob("*") if entry.is_dir()] if path.parent.is_dir() else []
+    near = did_you_mean(model.path, [*shipped_models(), *siblings])
+    expected = f"expected {', '.join(shipped_models())}, a model folder, a run folder or a hub id.{near}"
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", model.path) is None or (siblings and str(path.parent) != "."):
+        raise ConfigError(f"model={model.path}: no such folder; {expected}")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=list(MODEL_FILES)))
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise ConfigError(
+            f"model={model.path}: no such folder, and not found on the hub ({reason}); {expected}"
+        ) from None
+
+
+def _unknown(key: str, value: str, names: Sequence[str]) -> ConfigError:
+    return ConfigError(f"{key}={value}: no such name.{did_you_mean(value, names)} Known: {', '.join(names)}")

@@ -1,0 +1,92 @@
+"""What the trainer asks the rollout workers to play. Seeds follow from run, step, task and sample alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentgym.loops.base import LoopSampling, derive_seed
+from agentgym.runner import RolloutRequest
+from agentgym.settings import EnvConfig, RolloutConfig
+from agentgym.trainer.config import TrainConfig
+from agentgym.trainer.data import Draw
+
+
+def loop_sampling(settings: RolloutConfig, *, seed: int | None, greedy: bool = False) -> LoopSampling:
+    """The sampling of one rollout as configured; ``greedy`` overrides the temperature."""
+    return LoopSampling(
+        max_prompt_length=settings.max_prompt_length,
+        max_response_length=settings.max_response_length,
+        max_turn_tokens=settings.max_turn_tokens,
+        temperature=0.0 if greedy else settings.temperature,
+        top_p=1.0 if greedy else settings.top_p,
+        top_k=0 if greedy else settings.top_k,
+        seed=seed,
+    )
+
+
+def request(
+    env: EnvConfig,
+    settings: RolloutConfig,
+    *,
+    key: str,
+    task_id: str,
+    group: str,
+    sample: int,
+    split: str,
+    env_seed: int,
+    sampling: LoopSampling,
+) -> RolloutRequest:
+    """One request as configured."""
+    return RolloutRequest(
+        key=key,
+        env_id=env.name,
+        env_kwargs=env.kwargs,
+        task_id=task_id,
+        group=group,
+        sample=sample,
+        split=split,
+        seed=env_seed,
+        sampling=sampling,
+        agent_loop=settings.agent_loop,
+        max_turns=env.max_turns,
+        max_user_turns=env.max_user_turns,
+    )
+
+
+def training_requests(config: TrainConfig, draws: Sequence[Draw], step: int) -> list[RolloutRequest]:
+    """``rollout.n`` samples of each draw, ordered by (draw, sample)."""
+    seed = config.trainer.seed
+    return [
+        request(
+            config.env,
+            config.rollout,
+            key=f"{step}/{draw.group}/{sample}",
+            task_id=draw.task_id,
+            group=draw.group,
+            sample=sample,
+            split="train",
+            # One environment seed for the whole group: its samples answer the same prompt.
+            env_seed=derive_seed(seed, "env", draw.group) % 2**31,
+            sampling=loop_sampling(config.rollout, seed=derive_seed(seed, "sample", draw.group, sample)),
+        )
+        for draw in draws
+        for sample in range(config.rollout.n)
+    ]
+
+
+def validation_requests(config: TrainConfig, task_ids: Sequence[str], step: int) -> list[RolloutRequest]:
+    """Each validation task once, greedily; the same environment seeds at every validation."""
+    return [
+        request(
+            config.env,
+            config.rollout,
+            key=f"{step}/validation/{task_id}",
+            task_id=task_id,
+            group=task_id,
+            sample=0,
+            split="validation",
+            env_seed=derive_seed("validation", task_id) % 2**31,
+            sampling=loop_sampling(config.rollout, seed=None, greedy=True),
+        )
+        for task_id in task_ids
+    ]

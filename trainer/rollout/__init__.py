@@ -1,0 +1,1 @@
+"""Rollout engines: what samples turns for the agent loops of the trainer."""

@@ -1,0 +1,79 @@
+"""Which models the `torch` engine can run exactly: those whose layers all have full attention over a plain KV cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from agentgym.errors import ConfigError
+from agentgym.trainer.rollout.kv_cache import ATTENTION, KVCache, rounded_up
+
+REMEDY = "Use rollout=vllm for it, or a model whose layers all have full attention."
+
+
+def check_config(config: Any, max_length: int) -> None:
+    """Raise `ConfigError` for a configuration with anything but full attention, or too few positions."""
+    kind = config.model_type
+    others = sorted({t for t in getattr(config, "layer_types", None) or () if t != "full_attention"})
+    if others:
+        raise ConfigError(f"model type {kind!r} has layers of type {', '.join(others)}: the torch engine keeps keys "
+                          f"and values of full attention only. {REMEDY}")  # fmt: skip
+    for name in ("sliding_window", "attention_chunk_size"):
+        if getattr(config, name, None) is not None:
+            raise ConfigError(
+                f"model type {kind!r} has {name}={getattr(config, name)}: the torch engine has full attention only. "
+                f"{REMEDY}"
+            )
+    rope = getattr(config, "rope_parameters", None) or {}
+    if isinstance(rope, dict) and "rope_type" in rope and rope["rope_type"] in ("dynamic", "longrope"):
+        raise ConfigError(
+            f"model type {kind!r} has rope_type={rope['rope_type']!r}, whose positions depend on the longest row of a "
+            f"batch: the torch engine would not be exact. {REMEDY}"
+        )
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and max_length > positions:
+        raise ConfigError(
+            f"max_length={max_length} is more than the {positions} positions of the model "
+            f"(max_position_embeddings): lower it to {positions}"
+        )
+
+
+def check_exact(model: Any, device: torch.device) -> None:
+    """Compare the model through the engine's cache and attention with the model alone, on a few tokens.
+
+    Switches the model to the engine's attention. Raises `ConfigError` where the log-probs differ: the model has a
+    layer that the engine does not know, such as a recurrent state or a soft cap on attention logits.
+    """
+    tokens = torch.arange(1, 9, device=device)[None] % model.config.vocab_size
+    positions = torch.arange(8, device=device)[None]
+    if model.config._attn_implementation == ATTENTION:
+        model.set_attn_implementation("sdpa")
+    expected = model(input_ids=tokens, use_cache=False).logits.float().log_softmax(-1)
+    model.set_attn_implementation(ATTENTION)
+    cache = KVCache(2, 8, device)
+    cache.reserve(model.config.num_hidden_layers)
+    columns = torch.arange(rounded_up(8), device=device)
+    got = []
+    for start, end in ((0, 6), (6, 7), (7, 8)):
+        at = positions[:, start:end]
+        if end - start > 1:
+            cache.prefill(torch.zeros(1, dtype=torch.int64, device=device), at, len(columns))
+        else:
+            cache.decode(at[:, 0], len(columns))
+        got.append(
+            model(
+                input_ids=tokens[:, start:end],
+                position_ids=at,
+                attention_mask=(columns <= at[:, :, None])[:, None],
+                past_key_values=cache,
+                use_cache=True,
+            ).logits
+        )
+    gap = float((torch.cat(got, dim=1).float().log_softmax(-1) - expected).abs().max())
+    limit = 1e-3 if model.dtype == torch.float32 else 0.25
+    if cache.keys is None or not gap <= limit:
+        raise ConfigError(
+            f"model type {model.config.model_type!r} does not give the same log-probs through the torch engine's "
+            f"cache: they differ by {gap:.2g}, expected at most {limit:.2g} in {model.dtype}. {REMEDY}"
+        )

@@ -1,0 +1,138 @@
+"""The rollout worker: one engine, one session manager, and the loop that plays requests with them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from agentgym import plugins, registration
+from agentgym.rollout import Rollout
+from agentgym.runner import RolloutRequest, RolloutRunner
+from agentgym.session import SessionManager
+from agentgym.tokens import Renderer, get_parser
+from agentgym.trainer.model import load_tokenizer
+from agentgym.trainer.rollout.engines import Engine, RolloutSetup, make_engine
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutReport:
+    """What a call of `RolloutWorker.generate` gives back."""
+
+    rollouts: list[Rollout]
+    sessions_opened: int
+    sessions_closed: int
+    sessions_live: int
+    engine: dict[str, float]
+    """Counters of the engine for this call: tokens generated, prefilled and reused, decode steps."""
+
+    @classmethod
+    def merge(cls, reports: Sequence[RolloutReport], rollouts: list[Rollout]) -> RolloutReport:
+        """One report of several workers; counters are summed."""
+        engine: dict[str, float] = {}
+        for report in reports:
+            for name, value in report.engine.items():
+                engine[name] = engine.get(name, 0.0) + value
+        return cls(
+            rollouts=rollouts,
+            sessions_opened=sum(r.sessions_opened for r in reports),
+            sessions_closed=sum(r.sessions_closed for r in reports),
+            sessions_live=sum(r.sessions_live for r in reports),
+            engine=engine,
+        )
+
+
+class RolloutWorker:
+    """Plays requests concurrently on one event loop, the engine computing in a thread of its own.
+
+    Args:
+        rank: of the rollout workers.
+        setup: environment, model and engine.
+    """
+
+    def __init__(self, rank: int, setup: RolloutSetup) -> None:
+        self.rank = rank
+        self.setup = setup
+        plugins.load(setup.plugins)
+        settings = setup.rollout
+        self.tokenizer = load_tokenizer(setup.model.path)
+        self.renderer = Renderer(self.tokenizer, template_kwargs=settings.template_kwargs)
+        self.engine: Engine = make_engine(setup, self.tokenizer)
+        self.manager = SessionManager(
+            settings.session_limit,
+            open_timeout=settings.open_timeout,
+            step_timeout=settings.step_timeout,
+            session_timeout=settings.session_timeout,
+            close_timeout=settings.close_timeout,
+        )
+        self.runner = RolloutRunner(
+            manager=self.manager,
+            generator=self.engine,
+            renderer=self.renderer,
+            parser=get_parser(settings.parser),
+        )
+        self._tasks: set[asyncio.Task[Rollout]] = set()
+
+    async def generate(
+        self, requests: Sequence[RolloutRequest], finished: Callable[[Rollout], None] | None = None
+    ) -> RolloutReport:
+        """Play all requests; rollouts in the order of the requests. ``finished`` is told of each as it ends."""
+        before, engine_before = self.manager.stats(), self.engine.stats()
+        self.engine.begin_batch([request.key for request in requests], self.setup.rollout.session_limit)
+        tasks = [asyncio.create_task(self._play(request, finished)) for request in requests]
+        self._tasks.update(tasks)
+        try:
+            rollouts = await asyncio.gather(*tasks)
+        finally:
+            await self.cancel()
+        after, engine_after = self.manager.stats(), self.engine.stats()
+        return RolloutReport(
+            rollouts=rollouts,
+            sessions_opened=after.opened - before.opened,
+            sessions_closed=after.closed - before.closed,
+            sessions_live=after.live,
+            engine={name: value - engine_before[name] for name, value in engine_after.items()},
+        )
+
+    async def _play(self, request: RolloutRequest, finished: Callable[[Rollout], None] | None) -> Rollout:
+        try:
+            rollout = await self.runner.run(request)
+        finally:
+            self.engine.finish(request.key)
+        if finished is not None:
+            finished(rollout)
+        return rollout
+
+    async def cancel(self) -> None:
+        """Cancel what is played and wait until its sessions are released."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.difference_update(tasks)
+
+    async def update_weights(self, weights: dict[str, Tensor], version: int) -> None:
+        """Load new weights between requests."""
+        await self.engine.update_weights(weights, version)
+
+    async def task_ids(self, split: str) -> list[str]:
+        """Ids of the environment's tasks of a split, in its order."""
+        env: Any = registration.make(self.setup.env.name, **self.setup.env.kwargs)
+        try:
+            return [task.id for task in env.unwrapped.tasks(split)]
+        finally:
+            env.close()
+
+    async def pid(self) -> int:
+        """Process id, for tests and the watchdog."""
+        return os.getpid()
+
+    async def close(self) -> None:
+        """Cancel, close the session manager, stop the engine."""
+        await self.cancel()
+        await self.manager.aclose()
+        await self.engine.aclose()

@@ -1,0 +1,143 @@
+"""The record of a run on disk: ``config.yaml``, ``environment.json``, ``metrics.jsonl``, ``rollouts/``, TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from agentgym.errors import ConfigError
+from agentgym.rollout import Rollout
+
+RECORDED_PACKAGES = ("agentgym", "gymnasium", "numpy", "ray", "tensordict", "tokenizers", "torch", "transformers", "vllm")
+
+
+def create_run_folder(root: Path, name: str) -> Path:
+    """Make ``root/name``, with a suffix (``-2``, ``-3``, ...) where the name exists."""
+    for i in range(1, 10_000):
+        folder = root / (name if i == 1 else f"{name}-{i}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"trainer.run_dir={str(root)!r}: cannot create {folder}: {error.strerror}") from error
+        return folder
+    raise ConfigError(f"trainer.run_dir={str(root)!r} holds 9,999 runs named {name!r}; choose another trainer.name")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, machine, command and git commit: what is needed to repeat a run."""
+    versions = {}
+    for package in RECORDED_PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "versions": versions,
+        "git_commit": _git_commit(),
+    }
+
+
+def write_environment(folder: Path) -> None:
+    """Write ``environment.json``; a resumed run keeps the first one and adds its own beside it."""
+    path = folder / "environment.json"
+    for i in range(2, 10_000):
+        if not path.exists():
+            break
+        path = folder / f"environment-{i}.json"
+    path.write_text(json.dumps(describe_environment(), indent=2) + "\n")
+
+
+def _git_commit() -> str | None:
+    if shutil.which("git") is None:
+        return None
+    result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return result.stdout.strip() or None
+
+
+class RunLog:
+    """Appends what a run measures. One metrics object and one rollouts file per step.
+
+    Args:
+        folder: ``runs/NAME``.
+        tensorboard: also write event files.
+        resume_step: drop everything recorded for later steps (a resumed run writes them again).
+    """
+
+    def __init__(self, folder: Path, *, tensorboard: bool = True, resume_step: int | None = None) -> None:
+        self.folder = folder
+        self.metrics_path = folder / "metrics.jsonl"
+        self.rollouts_dir = folder / "rollouts"
+        self.rollouts_dir.mkdir(exist_ok=True)
+        if resume_step is not None:
+            self._drop_after(resume_step)
+        self._writer = None
+        if tensorboard:
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            purge = None if resume_step is None else resume_step + 1
+            self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one step's metrics. A NaN or infinity is written as null: the file stays JSON."""
+        row = {"step": step, **{k: v if math.isfinite(v) else None for k, v in sorted(values.items())}}
+        with self.metrics_path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+            self._writer.flush()
+
+    def rollouts(
+        self, name: str, rollouts: Sequence[Rollout], extra: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Write ``rollouts/NAME.jsonl``: one rollout per line, with ``extra`` fields of the trainer beside it."""
+        temporary = self.rollouts_dir / f".{name}.jsonl"
+        with temporary.open("w") as file:
+            for i, rollout in enumerate(rollouts):
+                row = rollout.to_dict() | (dict(extra[i]) if extra is not None else {})
+                file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        temporary.rename(self.rollouts_dir / f"{name}.jsonl")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All complete lines of ``metrics.jsonl``."""
+        return read_jsonl(self.metrics_path)
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _drop_after(self, step: int) -> None:
+        kept = [row for row in read_jsonl(self.metrics_path) if row["step"] <= step]
+        temporary = self.metrics_path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        temporary.rename(self.metrics_path)
+        for path in self.rollouts_dir.glob("*.jsonl"):
+            if int(path.stem.rsplit("-", 1)[1]) > step:
+                path.unlink()
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file; a half-written last line (a killed process) is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            rows.append(json.loads(line))
+    return rows
