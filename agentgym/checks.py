@@ -92,10 +92,8 @@ def check_env(env: Env | str | EnvSpec, *, tasks_per_split: int = 20, seed: int 
         ConfigError: there is no such environment, or the object is not one.
     """
     subject = env if isinstance(env, Env) else _made(env)
-    checker = _Checker(subject, tasks_per_split, seed)
+    checker = _Checker(subject, tasks_per_split, seed, keep=subject is env and subject.spec is not None)
     findings = tuple(checker.run(name, check) for name, check in checker.checks())
-    if subject is not env:
-        subject.close()
     return CheckReport(env=subject.name, findings=findings)
 
 
@@ -106,9 +104,13 @@ def _made(env: object) -> Env:
 
 
 class _Checker:
-    """The checks, over one environment; each is a method that returns a note, or raises `Problem` or `Skipped`."""
+    """The checks, over one environment; each is a method that returns a note, or raises `Problem` or `Skipped`.
 
-    def __init__(self, env: Env, tasks_per_split: int, seed: int) -> None:
+    The last check closes the environment, or another one like it if it is to be kept.
+    """
+
+    def __init__(self, env: Env, tasks_per_split: int, seed: int, *, keep: bool) -> None:
+        self.keep = keep
         self.env = env
         self.tasks_per_split = tasks_per_split
         self.seed = seed
@@ -218,7 +220,7 @@ class _Checker:
         return "areset, astep and aclose give what reset, step and close give"
 
     def close(self) -> str:
-        env = self.env if self.env.spec is None else self._fresh()
+        env = self._fresh() if self.keep else self.env
         env.reset(seed=self.seed)
         env.close()
         env.close()

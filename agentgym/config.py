@@ -94,7 +94,7 @@ Names = Annotated[list[str], BeforeValidator(_split_names)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
     """One source of values: a YAML file or one override."""
 
     source: str
@@ -103,7 +103,12 @@ class _Layer:
 
 
 def load_config(
-    model: type[M], *, overrides: Sequence[str] = (), files: Sequence[str | Path] = (), presets: Path = PRESETS
+    model: type[M],
+    *,
+    overrides: Sequence[str] = (),
+    files: Sequence[str | Path] = (),
+    base: Sequence[Layer] = (),
+    presets: Path = PRESETS,
 ) -> M:
     """Compose and validate a configuration.
 
@@ -111,17 +116,18 @@ def load_config(
         model: the configuration model, e.g. ``TrainConfig``.
         overrides: ``a.b=value`` strings; the value is YAML (``1e-4``, ``null``, ``[1, 2]``, ``'quoted'``).
         files: YAML files with the same keys.
+        base: values that go before those of the files, but after presets.
         presets: folder of the presets.
 
     Raises:
         ConfigError: a missing or unreadable file, an unknown key or preset, a wrong type or value.
     """
-    layers = [_read_file(model, Path(file)) for file in files]
+    layers = [*base, *(_read_file(Path(file)) for file in files)]
     layers += [_parse_override(model, text) for text in overrides]
-    expanded = [_Layer(layer.source, expand_choices(model, layer.data)) for layer in layers]
+    expanded = [Layer(layer.source, expand_choices(model, layer.data)) for layer in layers]
     for layer in expanded:
         _check_keys(model, layer.data, layer.source)
-    chosen = [_Layer(str(path), _read_yaml(path)) for path in _preset_files(model, expanded, presets)]
+    chosen = [Layer(str(path), read_yaml(path)) for path in _preset_files(model, expanded, presets)]
     known = [{key: value for key, value in layer.data.items() if key in model.model_fields} for layer in chosen]
     return validate(model, _merge([*known, *(layer.data for layer in expanded)]))
 
@@ -161,7 +167,7 @@ def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return cast(dict[str, Any], container)
 
 
-def _preset_files(model: type[BaseModel], layers: Sequence[_Layer], presets: Path) -> Iterator[Path]:
+def _preset_files(model: type[BaseModel], layers: Sequence[Layer], presets: Path) -> Iterator[Path]:
     """The preset files of the names chosen in ``layers`` or by default, general ones first."""
     chosen: dict[str, str] = {}
     for key in model.model_fields:
@@ -186,14 +192,15 @@ def _preset_files(model: type[BaseModel], layers: Sequence[_Layer], presets: Pat
             yield both
 
 
-def _read_file(model: type[BaseModel], path: Path) -> _Layer:
+def _read_file(path: Path) -> Layer:
     if not path.is_file():
         near = did_you_mean(path.name, [entry.name for entry in path.parent.glob("*.y*ml")])
         raise ConfigError(f"--config {path}: no such file.{near}")
-    return _Layer(str(path), _read_yaml(path))
+    return Layer(str(path), read_yaml(path))
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises `ConfigError` if there is none."""
     try:
         container = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except yaml.YAMLError as error:
@@ -214,7 +221,7 @@ def _yaml_reason(error: yaml.YAMLError) -> str:
 # -------------------------------------------------------------------------------------------------- overrides
 
 
-def _parse_override(model: type[BaseModel], text: str) -> _Layer:
+def _parse_override(model: type[BaseModel], text: str) -> Layer:
     key, equals, value = text.partition("=")
     plain = key.strip().lstrip("+~")
     path = plain.split(".")
@@ -231,7 +238,7 @@ def _parse_override(model: type[BaseModel], text: str) -> _Layer:
     data: Any = _parse_value(text, value.strip(), _annotation_at(model, path))
     for part in reversed(path):
         data = {part: data}
-    return _Layer(text, cast(dict[str, Any], data))
+    return Layer(text, cast(dict[str, Any], data))
 
 
 def _parse_value(text: str, value: str, annotation: Any) -> Any:

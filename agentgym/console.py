@@ -113,6 +113,7 @@ class Progress:
         self._status = text
         if self._bar is not None:
             self._redraw()
+            self._bar.refresh()
 
     def line(self, text: str) -> None:
         """A line above the bar."""

@@ -283,7 +283,8 @@ class Env(gymnasium.Env[Observation, Action]):
                 f"environment {self.name!r} runs on this event loop, which a sync call would block for ever: "
                 f"await areset(), astep() and aclose() instead"
             )
-        return block_on(self._other_loop(), _await(part))
+        loop = self._other_loop()
+        return block_on(loop, _await(part))
 
     async def _acall(self, part: Callable[[], Any], way: Way) -> Any:
         """Run the author's code for an async caller."""
@@ -296,7 +297,8 @@ class Env(gymnasium.Env[Observation, Action]):
             self._loop = running
         if self._loop is running:
             return await part()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_await(part), self._other_loop()))
+        loop = self._other_loop()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_await(part), loop))
 
     def _other_loop(self) -> asyncio.AbstractEventLoop:
         """The instance's event loop, seen from outside of it: a private one if it has none yet."""

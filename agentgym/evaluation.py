@@ -63,7 +63,10 @@ class EvalReport:
 
     def lines(self) -> Sequence[str]:
         """The report as text, one fact a line."""
-        rows = [("policy", self.policy), ("tasks", f"{self.tasks} of {self.env} ({self.split}), {self.samples} samples")]
+        rows = [
+            ("policy", self.policy),
+            ("tasks", f"{self.tasks} of {self.env} ({self.split}), {self.samples} samples"),
+        ]
         if self.mean is None:
             rows.append(("reward", "none: no rollout could be scored"))
         else:
@@ -72,7 +75,9 @@ class EvalReport:
         if self.errors:
             rows.append(("errors", f"{self.errors} (coverage {self.coverage:.3f}), first: {self.first_error}"))
         rows.append(("turns", f"{self.turns:.2f}"))
-        rows.append(("tool calls", f"{self.tool_calls:.2f}  (errors {self.tool_errors:.2f}, malformed {self.parse_errors:.2f})"))
+        rows.append(
+            ("tool calls", f"{self.tool_calls:.2f}  (errors {self.tool_errors:.2f}, malformed {self.parse_errors:.2f})")
+        )
         rows.append(("time", duration(self.seconds)))
         return [f"{name:<12}{value}" for name, value in rows]
 
@@ -226,9 +231,9 @@ def summarise(config: EvalConfig, task_ids: Sequence[str], rollouts: Sequence[Ro
 def clustered_interval(clusters: Sequence[Sequence[float]]) -> tuple[float | None, float | None, float | None]:
     """Mean over all values, and its confidence interval when values of one cluster depend on each other.
 
-    The cluster-robust standard error of a mean: ``sqrt(G/(G-1) * sum_g (sum_i (x_gi - mean))^2) / N`` with G clusters and N
-    values (Miller 2024, arXiv:2411.00640, eq. 4, with the usual small-sample factor), times the normal quantile. A
-    single cluster gives no interval: both ends are the mean.
+    The cluster-robust standard error of a mean: ``sqrt(G/(G-1) * sum_g (sum_i (x_gi - mean))^2) / N`` with G clusters
+    and N values (Miller 2024, arXiv:2411.00640, eq. 4, with the usual small-sample factor), times the normal quantile.
+    A single cluster gives no interval: both ends are the mean.
     """
     values = [x for cluster in clusters for x in cluster]
     if not values:

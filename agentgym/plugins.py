@@ -26,7 +26,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from agentgym.errors import EnvError, PluginError, RegistrationError, boundary, did_you_mean
+from agentgym.errors import PluginError, RegistrationError, did_you_mean
+from agentgym.registry import importing
 
 ENTRY_POINT_GROUP = "agentgym.envs"
 ENVIRONMENT_VARIABLE = "AGENTGYM_PLUGINS"
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 _lock = threading.RLock()
 _loaded: list[str] = []
 _loading: list[str] = []
+_installed: list[str] = []
 _scanned = False
 _broken: list[PluginError] = []
 
@@ -84,6 +86,7 @@ def scan() -> None:
             try:
                 with _importing(f"plugin {point.name!r} of {_distribution(point)}", point.value):
                     _call(point.load())
+                _installed.append(point.value)
             except PluginError as error:
                 logger.warning("%s", error)
                 _broken.append(error)
@@ -102,7 +105,7 @@ def _from_environment() -> list[str]:
 def _load_one(source: str) -> None:
     path = _as_path(source)
     canonical = str(path) if path is not None else source
-    if canonical in _loaded or canonical in _loading:
+    if canonical in (*_loaded, *_loading, *_installed):
         return
     if path is not None:
         with _importing(f"plugin {source!r}", canonical):
@@ -156,15 +159,15 @@ def _call(value: Any) -> None:
 @contextmanager
 def _importing(what: str, canonical: str) -> Iterator[None]:
     """Note which plugin is being imported; turn whatever its code raises into a `PluginError` that says so."""
+    where = "" if repr(canonical) in what else f" ({canonical})"
     _loading.append(canonical)
     try:
-        with boundary(what):
+        with importing(f"importing {what}{where}"):
             yield
-    except EnvError as error:
-        original = error.__cause__
-        raise PluginError(f"{what} ({canonical}) failed to import: {error.error_type}: {original}") from original
+    except PluginError:
+        raise
     except RegistrationError as error:
-        raise PluginError(f"{what} ({canonical}) could not register: {error}") from error
+        raise PluginError(f"{what}{where} could not register: {error}") from error
     finally:
         _loading.pop()
 

@@ -31,15 +31,18 @@ EntryPoint = str | Callable[..., Env]
 
 _ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+?)(?:-v(?P<version>\d+))?")
 
-SHIPPED: Mapping[str, tuple[str, str]] = {
-    "calculator-math": (
-        "agentgym.envs.calculator_math:CalculatorMath",
-        "word and expression problems that need a calculator",
-    ),
-    "twenty-questions": (
-        "agentgym.envs.twenty_questions:TwentyQuestions",
-        "find the secret by asking a rule-based user",
-    ),
+SHIPPED: Mapping[str, Mapping[str, Any]] = {
+    "calculator-math": {
+        "entry_point": "agentgym.envs.calculator_math:CalculatorMath",
+        "max_turns": 8,
+        "description": "word and expression problems that need a calculator",
+    },
+    "twenty-questions": {
+        "entry_point": "agentgym.envs.twenty_questions:TwentyQuestions",
+        "max_turns": 21,
+        "max_user_turns": 20,
+        "description": "find out what a rule-based user thinks of by asking yes-or-no questions",
+    },
 }
 """The environments in this package; listed here so that importing agentgym imports none of them."""
 
@@ -143,9 +146,7 @@ def register(
         origin=_origin(entry_point),
         plugin=plugins.current(),
     )
-    known = canonical in _registry
-    _registry.register(canonical, new, override=override, origin=new.origin)
-    if known and not override:
+    if not _registry.register(canonical, new, override=override, origin=new.origin):
         return
     gymnasium.registry.pop(canonical, None)  # Gymnasium warns when it replaces; here it was asked for
     gymnasium.register(canonical, target, max_episode_steps=max_turns, kwargs=copy.deepcopy(dict(new.kwargs)))
@@ -182,8 +183,8 @@ def make(id: str | EnvSpec, **kwargs: Any) -> Env:
         raise RegistrationError(
             f"environment {chosen.id!r}: {chosen.origin} gave a {type(env).__name__}; expected an agentgym.Env"
         )
-    env.max_turns = chosen.max_turns
-    env.max_user_turns = chosen.max_user_turns
+    env.max_turns = chosen.max_turns if chosen.max_turns is not None else env.max_turns
+    env.max_user_turns = chosen.max_user_turns if chosen.max_user_turns is not None else env.max_user_turns
     # Gymnasium's form of the spec, as gymnasium.make sets it: its wrappers and its checker read and copy it.
     env.spec = gymnasium.envs.registration.EnvSpec(
         id=chosen.id, entry_point=chosen.entry_point, order_enforce=False, disable_env_checker=True, kwargs=merged
@@ -217,6 +218,22 @@ def check_kwargs(spec: EnvSpec, kwargs: Mapping[str, Any]) -> None:
     missing = sorted(required - set(kwargs) - set(spec.kwargs))
     if missing:
         raise ConfigError(f"environment {spec.name!r} needs {', '.join(missing)}: pass {missing[0]}=...")
+
+
+def check_shippable(spec: EnvSpec) -> None:
+    """Make sure that worker processes, which load what `plugins.loaded` lists, will know the environment.
+
+    Raises:
+        ConfigError: it was registered outside of a plugin; the message says which module or file to list.
+    """
+    if spec.plugin is not None or spec.id in {_canonical(name) for name in SHIPPED}:
+        return
+    module = spec.entry_point.partition(":")[0] if isinstance(spec.entry_point, str) else spec.entry_point.__module__
+    what = _module_file(module) or "path/to/file.py" if module == "__main__" else module
+    raise ConfigError(
+        f"environment {spec.name!r} was registered by {spec.origin}, but not through a plugin, so worker processes would "
+        f"not know it: list the module or file that registers it, like plugins={what}"
+    )
 
 
 def portable(entry_point: EntryPoint) -> EntryPoint:
@@ -372,5 +389,5 @@ def _unknown(id: str, base: str | None) -> RegistrationError:
 
 _registry: Registry[EnvSpec] = Registry("environment", before_lookup=plugins.scan, same=_same_spec)
 
-for _name, (_entry_point, _description) in SHIPPED.items():
-    register(_name, _entry_point, description=_description)
+for _name, _arguments in SHIPPED.items():
+    register(_name, **_arguments)

@@ -5,11 +5,20 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from agentgym.errors import PluginError, RegistrationError, UnknownName, did_you_mean
+from agentgym.errors import (
+    EnvError,
+    InfraError,
+    PluginError,
+    RegistrationError,
+    UnknownName,
+    boundary,
+    did_you_mean,
+)
 
 T = TypeVar("T")
 
@@ -46,21 +55,26 @@ class Registry(Generic[T]):
         self._same = same if same is not None else same_target
         self._entries: dict[str, Entry[T]] = {}
 
-    def register(self, name: str, target: T | str, *, override: bool = False, origin: str | None = None) -> None:
-        """Put ``target`` under ``name``. Raises `RegistrationError` on a conflict or an empty name."""
+    def register(self, name: str, target: T | str, *, override: bool = False, origin: str | None = None) -> bool:
+        """Put ``target`` under ``name``; False if it stood there already. Does not load plugins.
+
+        Raises:
+            RegistrationError: another target stands there, or the name is empty.
+        """
         if not name or name != name.strip():
             raise RegistrationError(f"{self.kind} name {name!r}: expected a non-empty name without outer spaces")
         entry = Entry(target, origin if origin is not None else describe_origin(target))
         known = self._entries.get(name)
         if known is not None and not override:
             if self._same(known.target, target):
-                return
+                return False
             raise RegistrationError(
                 f"{self.kind} {name!r} is already registered by {known.origin}; {entry.origin} registers another one. "
                 f"Choose another name, or pass override=True to replace it.",
                 name=name,
             )
         self._entries[name] = entry
+        return True
 
     def decorator(self, name: str, *, override: bool = False) -> Callable[[T], T]:
         """``@register_x("name")``."""
@@ -118,15 +132,27 @@ def import_target(path: str, *, what: str) -> Any:
         module_name, _, attribute = path.rpartition(".")
     if not module_name or not attribute:
         raise RegistrationError(f"{what}: {path!r} is not of the form 'module:attribute'")
-    try:
+    with importing(f"{what}: importing {module_name!r}"):
         value: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise PluginError(f"{what}: importing {module_name!r} failed: {type(error).__name__}: {error}") from error
     for part in attribute.split("."):
         if not hasattr(value, part):
             raise PluginError(f"{what}: {module_name!r} has no {attribute!r}.{did_you_mean(part, dir(value))}")
         value = getattr(value, part)
     return value
+
+
+@contextmanager
+def importing(what: str) -> Iterator[None]:
+    """Turn whatever a module raises while it is imported into a `PluginError`: ``WHAT failed: ValueError: ...``.
+
+    Errors of agentgym pass unchanged.
+    """
+    try:
+        with boundary(what):
+            yield
+    except (EnvError, InfraError) as error:
+        original = error.__cause__ or error
+        raise PluginError(f"{what} failed: {type(original).__name__}: {original}") from original
 
 
 def describe_origin(target: object) -> str:

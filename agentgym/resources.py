@@ -19,6 +19,10 @@ CANCEL_GRACE = 0.5
 """Seconds that a release which ran out of time gets to unwind after it was cancelled."""
 
 
+LEAST_SHARE = 0.1
+"""Seconds that every release gets, also when those before it have used up all the time."""
+
+
 class Entry(NamedTuple):
     """One thing to release, and its name for the log."""
 
@@ -113,7 +117,7 @@ async def release_all(entries: Sequence[Entry], *, owner: str, timeout: float | 
     loop = asyncio.get_running_loop()
     deadline = None if timeout is None else loop.time() + timeout
     for i, entry in enumerate(entries):
-        share = None if deadline is None else max(0.0, deadline - loop.time()) / (len(entries) - i)
+        share = None if deadline is None else max(LEAST_SHARE, (deadline - loop.time()) / (len(entries) - i))
         await _release_one(entry, owner, share, report)
     return report
 

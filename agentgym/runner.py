@@ -106,15 +106,14 @@ class RolloutRunner:
         if session.task is not None and session.task.agent_name is not None:
             name = session.task.agent_name
         loop = make_agent_loop(name, generator=self.generator, renderer=self.renderer, parser=self.parser)
-        if self.renderer.cutter is not None and hasattr(session.env, "token_cutter"):
+        if hasattr(session.env, "token_cutter"):
             session.env.token_cutter = self.renderer.cutter
         with boundary(f"agent loop {name!r}", task_id=request.task_id):
             outputs = await loop.run(request.sampling, session, request.key)
             if not session.done:
                 raise EnvError(
-                    f"agent loop {name!r} returned before its session was done; it must step until session.done or call "
-                    f"session.truncate(...)",
+                    f"agent loop {name!r} returned before its session was done; it must step until session.done "
+                    f"or call session.truncate(...)",
                     task_id=request.task_id,
                 )
         return stamp(outputs, session)
-

@@ -36,6 +36,7 @@ from agentgym.errors import (
 )
 from agentgym.messages import assistant_message
 from agentgym.resources import Entry, ReleaseReport, Resources, outlast, release_all
+from agentgym.sync import SyncThread
 from agentgym.tally import Tally, status_of
 from agentgym.types import AssistantTurn, Message, Outcome, RolloutStatus, StepResult, Task
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Session", "SessionManager", "SessionState", "SessionStats", "status_of"]
 
 T = TypeVar("T")
+Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,28 @@ class SessionState(StrEnum):
     OPEN = "open"
     FINISHED = "finished"
     CLOSED = "closed"
+
+
+class Wrapped:
+    """An environment inside Gymnasium wrappers.
+
+    Wrappers know only ``reset``, ``step`` and ``close``, so these are called on a thread. It is not the environment's
+    own: an async environment may need that one while a step is under way.
+    """
+
+    def __init__(self, env: Env, wrappers: Sequence[Wrapper], session_id: str) -> None:
+        _ = env.sync_thread  # once it exists, the environment's own sync code always runs there
+        self.outer: gymnasium.Env[Any, Any] = env
+        for wrapper in wrappers:
+            self.outer = wrapper(self.outer)
+        self.thread = SyncThread(f"agentgym-wrappers-{session_id}")
+
+    async def aclose(self) -> None:
+        """Close from the outside in, and end the thread."""
+        try:
+            await self.thread.run(self.outer.close)
+        finally:
+            await self.thread.aclose(0.1)
 
 
 class Session:
@@ -96,7 +120,7 @@ class Session:
         max_turns: int | None,
         max_user_turns: int | None,
         env_kwargs: Mapping[str, Any],
-        wrappers: Sequence[Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]],
+        wrappers: Sequence[Wrapper],
         slots: int,
     ) -> None:
         self.id = uuid.uuid4().hex[:12]
@@ -115,7 +139,7 @@ class Session:
         self._options = dict(options)
         self._env_kwargs = dict(env_kwargs)
         self._wrappers = wrappers
-        self._wrapped: gymnasium.Env[Any, Any] | None = None
+        self._wrapped: Wrapped | None = None
         self._tally = Tally()
         self._deadline: float | None = None
         self._release: asyncio.Task[None] | None = None
@@ -233,8 +257,10 @@ class Session:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.status is None:
-            self._fail(error if error is not None else asyncio.CancelledError("left before the episode ended"))
+        spoiled = isinstance(error, Exception) and not isinstance(error, SessionTimeout)
+        if spoiled and self.state is SessionState.FINISHED:
+            self.status = None  # it may have ended well, but whoever played it failed: there is nothing to learn from
+        self._fail(error if error is not None else asyncio.CancelledError("left before the episode ended"))
         await self._close(error)
 
     async def aclose(self) -> None:
@@ -277,13 +303,12 @@ class Session:
         if isinstance(resources := getattr(env, "resources", None), Resources):
             resources.owner = self.id
             self.resources = resources
-        outer: gymnasium.Env[Any, Any] = env
-        for wrapper in self._wrappers:
-            self._wrapped = outer = wrapper(outer)
-        if self._wrapped is None:
-            observation, _ = await env.areset(seed=self._seed, options=self._options or None)
+        options = self._options or None
+        if self._wrappers:
+            wrapped = self._wrapped = Wrapped(env, self._wrappers, self.id)
+            observation, _ = await wrapped.thread.run(wrapped.outer.reset, seed=self._seed, options=options)
         else:
-            observation, _ = await env.sync_thread.run(outer.reset, seed=self._seed, options=self._options or None)
+            observation, _ = await env.areset(seed=self._seed, options=options)
         self.conversation.extend(observation)
 
     async def _release_everything(self) -> None:
@@ -292,19 +317,16 @@ class Session:
         if self.status is None:
             self._fail(asyncio.CancelledError("closed before the episode ended"))
         entries = self.resources.drain(close=True)
+        if self._wrapped is not None:
+            entries.append(Entry("wrappers", self._wrapped.aclose))
         if hasattr(self, "env"):
-            entries.append(Entry(f"environment {self.env_id!r}", self._close_env))
+            entries.append(Entry(f"environment {self.env_id!r}", self.env.aclose))
         report = ReleaseReport()
         try:
             report = await release_all(entries, owner=self.id, timeout=self._manager.close_timeout)
         finally:
             assert self.status is not None
             self._manager.dismiss(self, self.status, report)
-
-    async def _close_env(self) -> None:
-        if self._wrapped is not None:
-            await self.env.sync_thread.run(self._wrapped.close)
-        await self.env.aclose()
 
     async def _interrupt(self) -> None:
         """Cancel the task that is inside the environment, and give it the close limit to come out."""
@@ -411,8 +433,8 @@ class Session:
         if self._wrapped is None:
             observation, reward, terminated, truncated, info = await self.env.astep(turn)
         else:
-            step: Callable[..., Any] = self._wrapped.step
-            observation, reward, terminated, truncated, info = await self.env.sync_thread.run(step, turn)
+            step: Callable[..., Any] = self._wrapped.outer.step
+            observation, reward, terminated, truncated, info = await self._wrapped.thread.run(step, turn)
         return StepResult(
             observation=tuple(observation),
             reward=_finite(reward),

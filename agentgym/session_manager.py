@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import gymnasium
-
-from agentgym import registration, sync
+from agentgym import registration, sync, tool_threads
 from agentgym.errors import ConfigError, SessionClosed, SessionError
 from agentgym.registration import EnvSpec
 from agentgym.resources import ReleaseReport, outlast
-from agentgym.session import Session
+from agentgym.session import Session, Wrapper
 from agentgym.types import RolloutStatus
-
-Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +148,7 @@ class SessionManager:
         self._peak = 0
         self._ended: Counter[RolloutStatus] = Counter()
         self._report = ReleaseReport()
-        self._quarantined_before = sync.quarantined()
+        self._stuck_before = stuck_threads()
         self._closed = False
 
     def open(
@@ -219,7 +215,7 @@ class SessionManager:
             failed=self._ended[RolloutStatus.FAILED_ENV] + self._ended[RolloutStatus.FAILED_INFRA],
             cancelled=self._ended[RolloutStatus.CANCELLED],
             release_errors=self._report.errors,
-            quarantined=self._report.quarantined + sync.quarantined() - self._quarantined_before,
+            quarantined=self._report.quarantined + stuck_threads() - self._stuck_before,
         )
 
     async def admit(self, session: Session) -> None:
@@ -269,6 +265,11 @@ class SessionManager:
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise SessionClosed("the session manager is closed; make a new one")
+
+
+def stuck_threads() -> int:
+    """How many threads of this process were left behind inside a call, since its start."""
+    return sync.quarantined() + tool_threads.quarantined()
 
 
 def turn_limit(name: str, override: int | None, default: int | None) -> int | None:

@@ -209,6 +209,7 @@ async def _wind_down() -> None:
     await asyncio.gather(*others, return_exceptions=True)
     loop = asyncio.get_running_loop()
     await loop.shutdown_asyncgens()
+    await asyncio.sleep(0)  # lets the callbacks of tasks that ended just now tell their waiters
     loop.stop()
 
 

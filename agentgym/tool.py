@@ -179,7 +179,9 @@ class FunctionTool(BaseTool, Generic[P, R]):
         super().__init__({}, derived.schema)
         self._adapters = derived.adapters
         self.timeout = timeout
-        self._inline = inline or _is_async(fn)
+        self.inline = inline and not _is_async(fn)
+        """True: a call never suspends, and no time limit can end it."""
+        self._on_loop = inline or _is_async(fn)
         self._bind(fn)
 
     def _bind(self, fn: Callable[P, R]) -> None:
@@ -225,15 +227,13 @@ class FunctionTool(BaseTool, Generic[P, R]):
     ) -> tuple[ToolResponse, float | None, dict[str, Any]]:
         """Call the function: on a thread, or on the event loop if it is async or ``inline``."""
         if self._is_method:
-            raise TypeError(
-                f"tool {self.name!r} is a method of a class; use the one of an instance: instance.{self.name}"
-            )
+            raise TypeError(f"tool {self.name!r} is a method; use the one of an instance: instance.{self.name}")
         arguments: dict[str, Any] = {**copy.deepcopy(self._copied_defaults), **parameters}
         if self._context_key is not None:
             arguments[self._context_key] = context
         call: Callable[..., Any] = self.fn
         try:
-            value = call(**arguments) if self._inline else await run_in_thread(call, **arguments)
+            value = call(**arguments) if self._on_loop else await run_in_thread(call, **arguments)
             if inspect.isawaitable(value):
                 value = await value
         except SystemExit as error:

@@ -74,7 +74,7 @@ class ArgumentChecker:
         more = f"; and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
         return (
             f"invalid arguments for {self._name!r}: {'; '.join(problems[:_MAX_PROBLEMS])}{more}. "
-            f"Parameters: {known or 'none'}."
+            f"Parameters: {known or 'none'}"
         )
 
 
@@ -124,7 +124,8 @@ def _problem(error: ValidationError) -> str:
             return f"missing required parameter {missing!r} ({_kind(known.get(missing))}){inside}"
         case "additionalProperties" if rule is False:
             extra = [key for key in value if key not in known]
-            return f"unknown parameter {', '.join(map(repr, extra))}{inside}{did_you_mean(extra[0], known)}"
+            near = did_you_mean(extra[0], known).rstrip("?").replace(" Did you mean", ", did you mean")
+            return f"unknown parameter {', '.join(map(repr, extra))}{inside}{near}"
         case "type":
             return f"{where} must be {_kind({'type': rule})}, got {_show(value)}"
         case "enum":

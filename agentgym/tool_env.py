@@ -12,12 +12,14 @@ from typing import Any
 import pydantic
 
 from agentgym.env import Action, Env, Info, Observation
-from agentgym.errors import ConfigError, boundary, did_you_mean
+from agentgym.errors import ConfigError, boundary
 from agentgym.interaction import Interaction, make_interaction, respond
 from agentgym.messages import assistant_message, error_message
 from agentgym.resources import Resources
+from agentgym.task_lists import TaskList, task_list
 from agentgym.tool import BaseTool, ToolContext
 from agentgym.tool_results import TokenCutter
+from agentgym.tool_threads import run_in_thread
 from agentgym.toolbox import Toolbox, ToolLimits, read_tools_kwargs, select_tools
 from agentgym.types import AssistantTurn, Message, ParseError, RolloutStatus, Task
 
@@ -112,6 +114,7 @@ class ToolEnv(Env, abstract=True):
             self.turn_score_weight = turn_score_weight
         self.resources = Resources()
         """What the episode holds; the session adopts it and releases it before the environment."""
+        self._lists: dict[str, TaskList] = {}
         self._offered: tuple[BaseTool, ...] | None = None
         self._token_cutter: TokenCutter | None = None
         self._num_errors = 0
@@ -120,7 +123,11 @@ class ToolEnv(Env, abstract=True):
     # -- what authors give ------------------------------------------------------------------------------------------
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split; disjoint for ``"train"`` and ``"validation"``. Called once per reset, on a thread."""
+        """All tasks of a split; disjoint for ``"train"`` and ``"validation"``.
+
+        They depend on the constructor's arguments only: a registered environment is asked once per process for each set
+        of arguments, on a thread, and its sessions share the list. Every episode gets a copy of its task.
+        """
         raise ConfigError(f"environment {self.name!r} has no tasks: define tasks(split)")
 
     def score(self, task: Task, answer: str) -> Score | Awaitable[Score]:
@@ -241,7 +248,7 @@ class ToolEnv(Env, abstract=True):
             if inspect.iscoroutinefunction(self.score):
                 value: Any = await self.score(self.task, answer)
             else:
-                value = await self.sync_thread.run(self.score, self.task, answer)
+                value = await run_in_thread(self.score, self.task, answer)
                 if inspect.isawaitable(value):
                     value = await value
             score, components = _read_score(value)
@@ -259,20 +266,18 @@ class ToolEnv(Env, abstract=True):
         return self._offered
 
     async def _choose(self, split: str, task_id: str | None) -> Task:
-        with boundary(f"tasks({split!r}) of environment {self.name!r}"):
-            tasks = await self.sync_thread.run(self.tasks, split)
-        if not len(tasks):
-            raise ConfigError(f"environment {self.name!r} has no tasks in split {split!r}; expected at least one")
+        where = f"environment {self.name!r} in split {split!r}"
+        if split not in self._lists:
+            self._lists[split] = task_list(type(self), None if self.spec is None else self.spec.kwargs, split)
+        found = self._lists[split]
+        if not found.loaded:
+            with boundary(f"tasks of {where}"):
+                await run_in_thread(found.load, lambda: self.tasks(split))
+        if not len(found.tasks):
+            raise ConfigError(f"{where} has no tasks; expected at least one")
         if task_id is None:
-            return tasks[int(self.np_random.integers(len(tasks)))]
-        for task in tasks:
-            if task.id == task_id:
-                return task
-        known = [task.id for task in tasks]
-        raise ConfigError(
-            f"environment {self.name!r} has no task {task_id!r} in split {split!r}.{did_you_mean(str(task_id), known)} "
-            f"It has {len(known)} tasks, the first is {known[0]!r}"
-        )
+            return copy.deepcopy(found.tasks[int(self.np_random.integers(len(found.tasks)))])
+        return copy.deepcopy(found.find(task_id, where=where))
 
     async def _invite_user(self, task: Task) -> Interaction | None:
         settings = dict(task.interaction_kwargs)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from agentgym.errors import EnvError, ToolError, boundary
 from agentgym.resources import CANCEL_GRACE, Resources, outlast
-from agentgym.tool import BaseTool, ToolContext
+from agentgym.tool import BaseTool, FunctionTool, ToolContext
 from agentgym.tool_results import ToolResult, read_result
 from agentgym.types import ToolCall, ToolResponse
 
@@ -53,8 +53,10 @@ class ToolInstance:
         self._context = replace(session, resources=Resources())
         self._context.resources.owner = session.session_id
         self._create_kwargs = create_kwargs
-        self._creation: asyncio.Task[str] | None = None
+        self._creation: asyncio.Task[None] | None = None
         self._id = ""
+        if isinstance(tool, FunctionTool):
+            self._id = session.session_id  # nothing to create
 
     @property
     def created(self) -> bool:
@@ -68,10 +70,11 @@ class ToolInstance:
 
     async def ready(self) -> None:
         """Wait for the creation, the same for all callers. Raises what it raised."""
+        if self.created:
+            return
         if self._creation is None:
             self._creation = asyncio.create_task(self._create(), name=f"create of tool {self.tool.name!r}")
-        if not self.created:
-            await asyncio.shield(self._creation)
+        await asyncio.shield(self._creation)
 
     async def execute(self, call: ToolCall, parameters: dict[str, Any]) -> Answer:
         """Run one call; a `ToolError` becomes the answer."""
@@ -90,20 +93,19 @@ class ToolInstance:
 
     async def release(self) -> None:
         """End the creation if it still runs, and release what it made."""
-        if self._creation is None:
-            return
-        self._creation.cancel()
-        await asyncio.wait({self._creation})
-        if not self.created:
-            if not self._creation.cancelled():
+        if self._creation is not None:
+            self._creation.cancel()
+            await asyncio.wait({self._creation})
+            if not self.created and not self._creation.cancelled():
                 self._creation.exception()  # its caller was told; one that is gone did not ask
+        if not self.created:
             return
         try:
             await self.tool.release(self._id, **self._asked("release"))
         finally:
             await self._context.resources.release()
 
-    async def _create(self) -> str:
+    async def _create(self) -> None:
         tool = self.tool
         instance_id = f"{self._context.session_id}-{tool.name}-{uuid.uuid4().hex[:8]}"
         try:
@@ -117,7 +119,6 @@ class ToolInstance:
         except BaseException:
             await self._context.resources.release()
             raise
-        return made
 
     def _boundary(self, what: str) -> AbstractContextManager[None]:
         task = self._context.task

@@ -126,9 +126,10 @@ def as_response(value: Any, tool: str) -> ToolResponse:
         case ToolResponse(text=text):
             if text is not None and not isinstance(text, str):
                 raise TypeError(f"tool {tool!r} returned a ToolResponse with the text {text!r}; expected a str or None")
-            return replace(value, text=_clean(text or ""))
+            clean = _clean(text or "")
+            return value if clean is text else replace(value, text=clean)
     try:
-        return ToolResponse(text=_clean(json.dumps(value, ensure_ascii=False, default=_jsonable)))
+        return ToolResponse(text=_clean(_ENCODER.encode(value)))
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"tool {tool!r} returned a {type(value).__name__} that has no JSON form ({error}); "
@@ -155,3 +156,6 @@ def _jsonable(value: Any) -> Any:
         return to_jsonable_python(value)
     except PydanticSerializationError as error:
         raise TypeError(str(error)) from error
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_jsonable)

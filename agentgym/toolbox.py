@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentgym.errors import ConfigError, SessionClosed, ToolError, did_you_mean
 from agentgym.resources import Entry, Resources, release_all
-from agentgym.tool import BaseTool, ToolContext
+from agentgym.tool import BaseTool, FunctionTool, ToolContext
 from agentgym.tool_arguments import read_arguments
 from agentgym.tool_instance import Answer, ToolInstance, bounded, failed, together
 from agentgym.tool_results import ByteCutter, CutSide, TokenCutter, ToolResult, join_responses
@@ -151,6 +151,8 @@ class Toolbox:
         instance = self._instance(tool)
         seconds = tool.timeout or self.limits.call_timeout
         try:
+            if isinstance(tool, FunctionTool) and tool.inline:
+                return await instance.execute(call, parameters)
             return await bounded(self._run(call, instance, parameters), seconds, what=f"tool {tool.name!r}")
         except ToolError as error:  # of the creation
             return failed(call, str(error))

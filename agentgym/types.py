@@ -1,4 +1,4 @@
-"""The records that environments, sessions, loops and trainers exchange. Plain data, no behaviour worth a test double."""
+"""The records that environments, sessions, loops and trainers exchange. Plain data."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class AssistantTurn:
 
     Example:
         ``AssistantTurn(content="#### 42")`` is a final answer;
-        ``AssistantTurn(content="", tool_calls=(ToolCall(name="calculator", arguments={"expression": "6*7"}),))`` a call.
+        ``AssistantTurn(content="", tool_calls=(ToolCall(name="calculator", arguments={"expression": "6*7"}),))`` a
+        call.
     """
 
     content: str = ""

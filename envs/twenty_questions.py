@@ -123,8 +123,9 @@ THINGS: Mapping[str, str] = {
 }
 """Things and their properties; no two things have the same ones."""
 
-_NEGATION = re.compile(r"\b(?:not|no|never|without|\w+n['’]t)\b")
-_GUESS = re.compile(r"^\W*guess\W*?:\s*(?:(?:a|an|the)\s+)?(?P<name>[^\n]*?)[\s.!*]*$", re.IGNORECASE | re.MULTILINE)
+_NEGATION = re.compile(r"\b(?:not|never|without|\w+n['’]t)\b")
+_GUESS = re.compile(r"^[^\w\n]*guess[^\w\n:]*:(?P<name>[^\n]*)", re.IGNORECASE | re.MULTILINE)
+_ARTICLE = re.compile(r"^(?:a|an|the)\s+")
 _PHRASES = {
     key: re.compile(r"\b(?:" + "|".join(map(re.escape, phrases)) + r")\b", re.IGNORECASE)
     for key, (_, *phrases) in QUESTIONS.items()
@@ -209,7 +210,7 @@ def properties_in(text: str) -> list[str]:
 def read_guess(text: str) -> str | None:
     """The name in the last ``Guess: NAME`` line, in lower case; None without such a line."""
     guesses = [match["name"] for match in _GUESS.finditer(text)]
-    return guesses[-1].strip().lower() if guesses else None
+    return _ARTICLE.sub("", guesses[-1].strip(" \t.!?*_`'\"").lower()) if guesses else None
 
 
 def _count(key: str, things: Iterable[str]) -> int:

@@ -1,12 +1,12 @@
 """``calculator``: exact arithmetic on a restricted expression, bounded in time and in the size of results.
 
-Values are integers, fractions and floats. The four operations, powers and roots are exact as long as they can be; a root
-or power that is not rational, and a fraction whose parts get longer than 2,000 bits, continue as a float.
+Values are integers, fractions and floats. Everything is exact as long as it can be; a root or power that is not
+rational, and a fraction whose parts get longer than 2,000 bits, continue as a float.
 
 The result is written
 
 * as an integer, without an exponent or a decimal point, if it is one (``10/4*2`` is ``5``),
-* else exactly, if its decimal expansion ends within 30 significant digits (``1/8`` is ``0.125``),
+* else exactly, if that takes at most 40 characters (``1/8`` is ``0.125``),
 * else as Python writes the nearest float, about 16 significant digits (``2/3`` is ``0.6666666666666666``).
 
 Commas group thousands (``1,234 + 1``) outside of calls and separate arguments inside of them; ``max(1,234)``, which
@@ -22,7 +22,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 from agentgym.errors import ToolError
 from agentgym.tool import function_tool
@@ -36,6 +36,8 @@ MAX_BITS = 10_000
 MAX_FRACTION_BITS = 2_000
 """Size of numerator and denominator of a fraction; beyond it the value becomes a float."""
 MAX_FACTORIAL = 1_000
+MAX_DECIMAL = 40
+"""Characters of a decimal that is written exactly."""
 MAX_EXPONENT = 300
 """Of a number in exponent notation, such as ``1e300``."""
 
@@ -50,7 +52,7 @@ _TOKEN = re.compile(
 _THOUSANDS = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]*)?", re.ASCII)
 _EITHER = re.compile(r"(?<![0-9.])[1-9][0-9]{0,2},[0-9]{3}(?![0-9])", re.ASCII)
 _SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-", "·": "*"})
-_EXACT = decimal.Context(prec=30, traps=[decimal.Inexact, decimal.Overflow])
+_EXACT = decimal.Context(prec=MAX_DECIMAL, traps=[decimal.Inexact, decimal.Overflow])
 
 
 @function_tool(inline=True)
@@ -77,7 +79,7 @@ def evaluate(expression: str) -> Number:
     try:
         tree = ast.parse(source, mode="eval")
     except SyntaxError as error:
-        raise ToolError(f"cannot read {expression!r}: {error.msg}") from error
+        raise ToolError(f"cannot read {_short(expression)!r}: {error.msg}") from error
     except (RecursionError, MemoryError) as error:
         raise ToolError("the expression is nested too deeply") from error
     try:
@@ -89,15 +91,18 @@ def evaluate(expression: str) -> Number:
 
 
 def format_number(value: Number) -> str:
-    """The text of a result; see the module's text."""
-    if isinstance(value, int):
+    """The text of a result; see the module's text. Raises `ToolError` for a fraction beyond the range of floats."""
+    if not isinstance(value, Fraction):
         return str(value)
-    if isinstance(value, Fraction):
-        try:
-            return format(_EXACT.divide(decimal.Decimal(value.numerator), decimal.Decimal(value.denominator)), "f")
-        except decimal.Inexact:
-            return repr(float(value))
-    return repr(value)
+    try:
+        text = format(_EXACT.divide(decimal.Decimal(value.numerator), decimal.Decimal(value.denominator)), "f")
+        return text if len(text) <= MAX_DECIMAL else str(float(value))
+    except decimal.Inexact:
+        pass
+    try:
+        return str(float(value))
+    except OverflowError as error:
+        raise ToolError("the result is too large for a decimal number") from error
 
 
 def _normalise(expression: str) -> str:
@@ -161,10 +166,15 @@ def _read_run(run: str, *, in_call: bool) -> str:
     if in_call:
         if _EITHER.search(run):
             spaced = run.replace(",", ", ")
-            raise ToolError(f"{run!r} inside of a function may be one number or several; write {spaced!r} for several")
+            raise ToolError(
+                f"{_short(run)!r} inside of a function may be one number or several; "
+                f"for several write {_short(spaced)!r}"
+            )
         return run
     if not _THOUSANDS.fullmatch(run):
-        raise ToolError(f"{run!r} is not a number; decimals have a point (1.5), thousands groups of three (1,234)")
+        raise ToolError(
+            f"{_short(run)!r} is not a number; decimals have a point (1.5), thousands groups of three (1,234)"
+        )
     return run.replace(",", "")
 
 
@@ -183,8 +193,8 @@ def _value(node: ast.expr, source: str, depth: int) -> Number:
         case ast.Call(func=ast.Name(id=name), keywords=[]):
             return _call(name, [_value(argument, source, depth + 1) for argument in node.args])
         case ast.Name(id=name):
-            raise ToolError(f"unknown name {name!r}; expected {_ALLOWED}")
-    raise ToolError(f"{source[node.col_offset : node.end_col_offset]!r} is not allowed; expected {_ALLOWED}")
+            raise ToolError(f"unknown name {_short(name)!r}; expected {_ALLOWED}")
+    raise ToolError(f"{_short(source[node.col_offset : node.end_col_offset])!r} is not allowed; expected {_ALLOWED}")
 
 
 def _chain(node: ast.BinOp, source: str, depth: int) -> Number:
@@ -204,13 +214,13 @@ def _chain(node: ast.BinOp, source: str, depth: int) -> Number:
 def _constant(text: str) -> Number:
     mantissa, _, exponent = text.lower().partition("e")
     if exponent and abs(int(exponent)) > MAX_EXPONENT:
-        raise ToolError(f"the exponent of {text!r} is too large, at most {MAX_EXPONENT} is allowed")
+        raise ToolError(f"the exponent of {_short(text)!r} is too large, at most {MAX_EXPONENT} is allowed")
     return _checked(Fraction(text) if exponent or "." in mantissa else int(text))
 
 
 def _call(name: str, arguments: list[Number]) -> Number:
     if name not in _FUNCTIONS:
-        raise ToolError(f"unknown function {name!r}; expected one of {', '.join(_FUNCTIONS)}")
+        raise ToolError(f"unknown function {_short(name)!r}; expected one of {', '.join(_FUNCTIONS)}")
     function, least, most = _FUNCTIONS[name]
     if not least <= len(arguments) <= most:
         expected = str(least) if most == least else f"{least} or more" if most > 2 else f"{least} or {most}"
@@ -219,31 +229,34 @@ def _call(name: str, arguments: list[Number]) -> Number:
 
 
 def _checked(value: Any) -> Number:
-    """The value in its simplest type. Raises `ToolError` if it is not a number or too large."""
+    """The value in its simplest type. Raises `ToolError` if it is not a real number or too large."""
+    if isinstance(value, complex):
+        raise ToolError("a power of a negative number with a fractional exponent is not a real number")
     if isinstance(value, Fraction):
-        numerator, denominator = value.as_integer_ratio()
-        if denominator == 1:
-            value = numerator
-        elif max(numerator.bit_length(), denominator.bit_length()) > MAX_FRACTION_BITS:
-            value = numerator / denominator
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ToolError("the result is too large for a decimal number")
-        if value.is_integer() and abs(value) < 1e15:
-            value = int(value)
-    if isinstance(value, int):
-        if value.bit_length() > MAX_BITS:
-            raise ToolError("the result is too large: more than 3,000 digits")
-        return value
-    if isinstance(value, Fraction | float):
-        return value
-    raise ToolError("a power of a negative number with a fractional exponent is not a real number")
+        value = _checked_fraction(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ToolError("the result is too large for a decimal number")
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        value = int(value)
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ToolError("the result is too large: more than 3,000 digits")
+    number: Number = value
+    return number
+
+
+def _checked_fraction(value: Fraction) -> Number:
+    numerator, denominator = value.as_integer_ratio()
+    if denominator == 1:
+        return numerator
+    if max(numerator.bit_length(), denominator.bit_length()) > MAX_FRACTION_BITS:
+        return numerator / denominator
+    return value
 
 
 def _power(base: Number, exponent: Number) -> Number:
     if not isinstance(exponent, int):
         root = _root(base) if exponent == Fraction(1, 2) and base >= 0 else None
-        return root if root is not None else float(base) ** float(exponent)
+        return float(base) ** float(exponent) if root is None else root
     if isinstance(base, float):
         return base**exponent
     size = max(part.bit_length() for part in base.as_integer_ratio())
@@ -272,16 +285,18 @@ def _sqrt(value: Number) -> Number:
 
 def _round(value: Number, digits: Number = 0) -> Number:
     if not isinstance(digits, int) or abs(digits) > MAX_EXPONENT:
-        raise ToolError(f"round takes a whole number of digits up to {MAX_EXPONENT}, got {format_number(digits)}")
-    return round(value, digits)
+        raise ToolError(f"round takes a whole number of digits up to {MAX_EXPONENT}, got {_short(str(digits))}")
+    return cast("Number", round(value, digits))
 
 
 def _factorial(value: Number) -> int:
     if not isinstance(value, int) or not 0 <= value <= MAX_FACTORIAL:
-        shown = format_number(value)
-        got = shown if len(shown) < 30 else "a larger one"
-        raise ToolError(f"factorial takes a whole number from 0 to {MAX_FACTORIAL}, got {got}")
+        raise ToolError(f"factorial takes a whole number from 0 to {MAX_FACTORIAL}, got {_short(str(value))}")
     return math.factorial(value)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def _on_integers(function: Callable[..., int]) -> Callable[..., int]:

@@ -8,7 +8,7 @@ A TensorDict with B rows, one per segment of a scored or scorable rollout. P and
 | ``prompt_length`` | make_batch | [B] int64 | | packing |
 | ``response_ids`` | make_batch | [B, R] int64, right-padded | ``response_length`` | actor |
 | ``response_length`` | make_batch | [B] int64, model and environment tokens | | packing |
-| ``response_mask`` | make_batch, rejection | [B, R] bool, True where the model sampled the token | loss and advantages | algorithms |
+| ``response_mask`` | make_batch | [B, R] bool, True where the model sampled the token | loss, advantages | algorithms |
 | ``loss_mask`` | make_batch | [B, R] bool, ``response_mask`` before rejection | normalisation | losses |
 | ``rollout_log_probs`` | make_batch | [B, R] float32, 0.0 outside the mask | | correction, metrics |
 | ``token_level_rewards`` | make_batch | [B, R] float32, the reward at the last model token | | advantages |
@@ -42,8 +42,8 @@ Batch: TypeAlias = TensorDict
 def make_batch(rollouts: Sequence[Rollout]) -> Batch:
     """Rows of all rollouts that take part in learning, in the order given.
 
-    Failed rollouts have no rows: they are in no baseline and no loss. Segments without a model token have none either, for
-    there is nothing to learn from.
+    Failed rollouts have no rows: they are in no baseline and no loss. Segments without a model token have none either,
+    for there is nothing to learn from.
     """
     rows: list[tuple[int, Rollout, AgentLoopOutput]] = [
         (i, rollout, segment)

@@ -1,4 +1,4 @@
-"""Tokens per second of the `torch` engine on multi-turn sessions, beside Hugging Face ``generate`` on the same turns."""
+"""Tokens per second of the `torch` engine on multi-turn sessions, beside Hugging Face ``generate`` on the same."""
 
 from __future__ import annotations
 

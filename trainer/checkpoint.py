@@ -6,8 +6,8 @@
         trainer.json      step, data position, learning state, best validation reward
         COMPLETE          written last: names and sizes of all files
 
-A checkpoint is written aside as ``.tmp-...``, synced, and renamed. A folder without its marker, or whose files do not have
-the sizes it names, does not count.
+A checkpoint is written aside as ``.tmp-...``, synced, and renamed. A folder without its marker, or whose files do not
+have the sizes it names, does not count.
 """
 
 from __future__ import annotations

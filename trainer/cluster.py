@@ -1,8 +1,8 @@
 """Where workers live: Ray actors, or this process (``trainer.cluster=inline``). Both give the same futures.
 
 Who waits for whom: the driver submits to every worker of a group, then waits for all futures at once. The first worker
-that raises ends the wait: its error (with its traceback) is raised in the driver, which shuts the cluster down, so no rank
-stays behind in a collective. A wait that takes longer than its timeout names the group and the method.
+that raises ends the wait: its error (with its traceback) is raised in the driver, which shuts the cluster down, so no
+rank stays behind in a collective. A wait that takes longer than its timeout names the group and the method.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class Cluster(ABC):
     @abstractmethod
     def spawn(self, worker_class: type, args: tuple[Any, ...], *, ranks: int, cpus: float, gpus: float) -> list[Worker]:
         """Start ``ranks`` workers as ``worker_class(rank, *args)``; blocks until they are placed."""
+
+    @abstractmethod
+    def release(self, workers: Sequence[Worker]) -> None:
+        """End the workers of one `spawn` at once and free their place."""
 
     @abstractmethod
     def share(self, value: Any) -> Any:
@@ -127,6 +131,9 @@ class InlineWorker(Worker):
         return result
 
     def kill(self) -> None:
+        close = getattr(self._object, "close", None)
+        if close is not None and not inspect.iscoroutinefunction(close):
+            close()
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -154,13 +161,16 @@ class InlineCluster(Cluster):
         self._workers.extend(workers)
         return workers
 
+    def release(self, workers: Sequence[Worker]) -> None:
+        for worker in workers:
+            worker.kill()
+            self._workers.remove(worker)
+
     def share(self, value: Any) -> Any:
         return value
 
     def close(self) -> None:
-        for worker in self._workers:
-            worker.kill()
-        self._workers.clear()
+        self.release(list(self._workers))
 
 
 class RayWorker(Worker):
@@ -193,8 +203,8 @@ class RayCluster(Cluster):
     def __init__(self, *, cpus: int, threads: int, plugins: Sequence[str]) -> None:
         import ray
 
-        self._groups: list[Any] = []
-        self._workers: list[Worker] = []
+        self._places: list[tuple[list[Worker], Any]] = []
+        """Workers and their placement group."""
         self._started = not ray.is_initialized()
         if not self._started:
             return
@@ -220,14 +230,14 @@ class RayCluster(Cluster):
 
     def spawn(self, worker_class: type, args: tuple[Any, ...], *, ranks: int, cpus: float, gpus: float) -> list[Worker]:
         import ray
-        from ray.util.placement_group import placement_group
+        from ray.util.placement_group import placement_group, remove_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundle = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
         group = placement_group([bundle] * ranks, strategy="PACK")
-        self._groups.append(group)
         ready, _ = ray.wait([group.ready()], timeout=120)
         if not ready:
+            remove_placement_group(group)
             raise InfraError(
                 f"no place for {ranks} x {bundle} within 120 s; the cluster has {ray.cluster_resources()}, "
                 f"of which {ray.available_resources()} are free"
@@ -240,8 +250,17 @@ class RayCluster(Cluster):
             )
             actor = actor_class.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy).remote(rank, *args)
             workers.append(RayWorker(actor))
-        self._workers.extend(workers)
+        self._places.append((workers, group))
         return workers
+
+    def release(self, workers: Sequence[Worker]) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        for worker in workers:
+            worker.kill()
+        for place in [place for place in self._places if place[0] is workers]:
+            remove_placement_group(place[1])
+            self._places.remove(place)
 
     def share(self, value: Any) -> Any:
         import ray
@@ -250,16 +269,10 @@ class RayCluster(Cluster):
 
     def close(self) -> None:
         import ray
-        from ray.util.placement_group import remove_placement_group
 
         if not ray.is_initialized():
             return
-        for worker in self._workers:
-            worker.kill()
-        for group in self._groups:
-            remove_placement_group(group)
-        self._workers.clear()
-        self._groups.clear()
+        for workers, _ in list(self._places):
+            self.release(workers)
         if self._started:
             ray.shutdown()
-

@@ -15,7 +15,7 @@ from agentgym.config import ConfigModel, Names, section, setting
 from agentgym.settings import EnvConfig, ModelConfig, RolloutConfig
 from agentgym.trainer.algorithms.config import AlgorithmConfig
 
-LoggerName = Literal["jsonl", "tensorboard", "console"]
+LoggerName = Literal["tensorboard"]
 
 GROUP_ADVANTAGES = frozenset({"grpo", "rloo", "opo", "reinforce_plus_plus_baseline", "gpg", "grpo_passk", "turn_level"})
 """Advantages that compare the samples of one prompt: with one sample each they are all zero."""
@@ -164,7 +164,7 @@ class TrainerConfig(ConfigModel):
     resume: str | None = setting(None, "Folder of the run to continue; `--resume` sets it", synonyms=["resume_from"])
     step_timeout: float = setting(1800.0, "Seconds after which a step that does not end is an error", gt=0.0)
     loggers: list[LoggerName] = setting(
-        ["jsonl", "tensorboard", "console"], "Where metrics go", synonyms=["logger", "report_to"]
+        ["tensorboard"], "Where metrics go beside metrics.jsonl", synonyms=["logger", "report_to"]
     )
 
     @model_validator(mode="after")
@@ -175,6 +175,22 @@ class TrainerConfig(ConfigModel):
                 f"set one of them to null"
             )
         return self
+
+    @model_validator(mode="after")
+    def _inline_is_one_process(self) -> TrainerConfig:
+        if self.cluster == "inline" and self.workers > 1:
+            raise ValueError(
+                f"trainer.cluster=inline is one process, but trainer.workers={self.workers}: "
+                f"lower it to 1, or use trainer.cluster=ray"
+            )
+        return self
+
+    @field_validator("betas", mode="after")
+    @classmethod
+    def _betas_are_rates(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError("expected two numbers of at least 0 and below 1")
+        return value
 
 
 class TrainConfig(ConfigModel):
@@ -198,6 +214,11 @@ class TrainConfig(ConfigModel):
     @property
     def data_seed(self) -> int:
         return self.trainer.seed if self.data.seed is None else self.data.seed
+
+    @property
+    def norm_length(self) -> int:
+        """Divisor of the aggregation mode ``seq-mean-token-sum-norm``."""
+        return self.rollout.max_response_length if self.algo.norm_length is None else self.algo.norm_length
 
     def num_steps(self, num_tasks: int) -> int:
         """Steps of the run with ``num_tasks`` training tasks, whole batches only."""

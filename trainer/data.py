@@ -1,4 +1,4 @@
-"""Which tasks come next: a function of the seed and a position, so that a resumed run draws what the first would have."""
+"""Which tasks come next: a function of seed and position, so a resumed run draws what the first would have."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Draw:
 class TaskSampler:
     """Draws every task once per epoch, in an order that depends on seed and epoch only.
 
-    The only state is the number of draws made; an epoch ends where fewer tasks than a batch are left (they are dropped for
-    that epoch), so every batch has the same size.
+    The only state is the number of batches drawn; an epoch ends where fewer tasks than a batch are left (they are dropped
+    for that epoch), so every batch has the same size.
 
     Args:
         task_ids: the training tasks.

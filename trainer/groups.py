@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,14 @@ from torch import Tensor
 
 from agentgym.rollout import Rollout
 from agentgym.runner import RolloutRequest
+from agentgym.trainer.algorithms import Totals
 from agentgym.trainer.batch import Batch
 from agentgym.trainer.cluster import Cluster, wait
 from agentgym.trainer.config import TrainConfig
 from agentgym.trainer.packing import MicroBatch, plan
 from agentgym.trainer.rollout.engines import RolloutSetup
 from agentgym.trainer.rollout.worker import RolloutReport, RolloutWorker
-from agentgym.trainer.worker import ActorWorker, MiniBatch, ModelWorker, Totals
+from agentgym.trainer.worker import ActorWorker, MiniBatch, ModelWorker
 
 
 class WorkerGroup:
@@ -48,6 +48,10 @@ class WorkerGroup:
         self.timeout = timeout
         self.workers = cluster.spawn(worker_class, args, ranks=ranks, cpus=cpus, gpus=gpus)
 
+    def close(self) -> None:
+        """End the workers at once and free their place."""
+        self.cluster.release(self.workers)
+
     @property
     def ranks(self) -> int:
         return len(self.workers)
@@ -73,17 +77,21 @@ class ReferenceGroup:
     def __init__(self, cluster: Cluster, config: TrainConfig) -> None:
         self.config = config
         ranks = config.trainer.workers
-        self._meeting = tempfile.TemporaryDirectory(prefix="agentgym-")
-        rendezvous = f"file://{self._meeting.name}/store"
         self.group = WorkerGroup(
             cluster,
             self.worker_class,
-            (ranks, rendezvous, config),
+            (ranks, config),
             name=self.name,
             ranks=ranks,
             cpus=1.0,
             timeout=config.trainer.step_timeout,
         )
+        host, port = wait([self.group.workers[0].submit("meeting_point")], what=f"{self.name}.meeting_point")[0]
+        self._joined = [worker.submit("join", host, port) for worker in self.group.workers]
+
+    def ready(self) -> None:
+        """Wait until every rank has met the others and loaded the model."""
+        wait(self._joined, what=f"{self.name}.join", timeout=self.config.trainer.step_timeout)
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of all response tokens under the current weights: [B, R] float32, 0.0 beyond each response."""
@@ -104,10 +112,6 @@ class ReferenceGroup:
             cap=self.config.trainer.max_tokens_per_micro_batch,
             ranks=self.group.ranks,
         )
-
-    def close(self) -> None:
-        """Leave the process group (the cluster ends the processes)."""
-        self._meeting.cleanup()
 
 
 class ActorGroup(ReferenceGroup):
@@ -145,9 +149,7 @@ class RolloutGroup:
     """The rollout workers: each has an engine, sessions, and its share of the requests."""
 
     def __init__(self, cluster: Cluster, setup: RolloutSetup, *, timeout: float | None = None) -> None:
-        self.group = WorkerGroup(
-            cluster, RolloutWorker, (setup,), name="rollout", ranks=1, cpus=1.0, timeout=timeout
-        )
+        self.group = WorkerGroup(cluster, RolloutWorker, (setup,), name="rollout", ranks=1, cpus=1.0, timeout=timeout)
 
     def generate(self, requests: Sequence[RolloutRequest], stop: Callable[[], bool] | None = None) -> RolloutReport:
         """Play all requests; rollouts come back in the order of the requests.

@@ -12,7 +12,6 @@ import numpy as np
 from agentgym.console import Progress
 from agentgym.loops.base import derive_seed
 from agentgym.rollout import Rollout
-from agentgym.runner import RolloutRequest
 from agentgym.trainer import checkpoint, metrics
 from agentgym.trainer.algorithms import get_advantage
 from agentgym.trainer.batch import Batch, make_batch, mask_truncated, union
@@ -196,7 +195,10 @@ class Trainer:
         return values | {"time/validation_s": self._timings["time/validation_s"]}
 
     def record(
-        self, values: dict[str, float], validated: dict[str, float], rollouts: Sequence[tuple[Rollout, dict[str, object]]]
+        self,
+        values: dict[str, float],
+        validated: dict[str, float],
+        rollouts: Sequence[tuple[Rollout, dict[str, object]]],
     ) -> None:
         """Write one step's metrics and rollouts, and show them."""
         if not validated:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -68,7 +68,7 @@ def run(config: TrainConfig, console: Console) -> int:
             console.line(f"nothing to do: the run has all its {trainer.total_steps} steps")
             return 0
         trainer.fit()
-    for line in summarise(trainer, folder, config, time.monotonic() - start).lines():
+    for line in summarise(trainer, folder, time.monotonic() - start).lines():
         console.line(line)
     return stop.exit_code
 
@@ -106,17 +106,13 @@ def build(
     model = config.model if resumed_from is None else config.model.model_copy(update={"path": str(resumed_from)})
     current = config.model_copy(update={"model": model})
     threads = config.trainer.threads
-    setup = RolloutSetup(
-        plugins=config.plugins, env=config.env, model=model, rollout=config.rollout, threads=threads
-    )
+    setup = RolloutSetup(plugins=config.plugins, env=config.env, model=model, rollout=config.rollout, threads=threads)
     rollout = RolloutGroup(cluster, setup, timeout=config.trainer.step_timeout)
     stack.callback(rollout.close)
     actor = ActorGroup(cluster, current)
-    stack.callback(actor.close)
-    reference = None
-    if config.algo.kl_loss.coef > 0:
-        reference = ReferenceGroup(cluster, config)
-        stack.callback(reference.close)
+    reference = ReferenceGroup(cluster, config) if config.algo.kl_loss.coef > 0 else None
+    for group in filter(None, (actor, reference)):
+        group.ready()
     train_ids, val_ids = limited_task_ids(config, rollout)
     sampler = TaskSampler(
         train_ids, batch_size=config.data.batch_size, seed=config.data_seed, shuffle=config.data.shuffle
@@ -160,14 +156,11 @@ def limited_task_ids(config: TrainConfig, rollout: RolloutGroup) -> tuple[list[s
     return rollout.task_ids("train")[: config.data.train_size], rollout.task_ids("validation")[: config.data.val_size]
 
 
-def summarise(trainer: Trainer, folder: Path, config: TrainConfig, seconds: float) -> RunSummary:
+def summarise(trainer: Trainer, folder: Path, seconds: float) -> RunSummary:
     """What the run came to, and what to type next."""
     validated = [row["val/reward_mean"] for row in trainer.log.read_metrics() if "val/reward_mean" in row]
-    extra: Sequence[str] = [f"plugins={','.join(config.plugins)}"] if config.plugins else []
-    if trainer.step < trainer.total_steps:
-        command = f"agentgym train --resume {folder}"
-    else:
-        command = " ".join([f"agentgym eval env={config.env.name} model={folder}", *extra])
+    finished = trainer.step >= trainer.total_steps
+    command = f"agentgym eval model={folder}" if finished else f"agentgym train --resume {folder}"
     return RunSummary(
         run_dir=str(folder),
         steps=trainer.step,

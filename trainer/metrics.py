@@ -129,4 +129,3 @@ def mean(values: Iterable[float]) -> float:
     """Arithmetic mean; 0.0 of nothing."""
     listed = [float(v) for v in values]
     return sum(listed) / len(listed) if listed else 0.0
-

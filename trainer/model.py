@@ -14,7 +14,7 @@ from agentgym.trainer.model_path import resolve_model_path
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_causal_lm(path: str, *, dtype: str) -> Any:
+def load_causal_lm(path: str, *, dtype: str, revision: str | None = None) -> Any:
     """A transformers causal LM in eval mode. ``path``: ``tiny``, a folder, a run folder or a hub id."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -22,16 +22,16 @@ def load_causal_lm(path: str, *, dtype: str) -> Any:
     disable_progress_bar()
     folder = resolve_model_path(path)
     with boundary(f"loading the model {path!r}"):
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype]).eval()
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], revision=revision).eval()
 
 
-def load_tokenizer(path: str) -> Any:
+def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
     """The tokenizer of a model. Raises `ConfigError` where it has no chat template."""
     from transformers import AutoTokenizer
 
     folder = resolve_model_path(path)
     with boundary(f"loading the tokenizer of {path!r}"):
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision)
     if tokenizer.chat_template is None:
         raise ConfigError(f"model {path!r} has no chat template; add chat_template.jinja to its folder")
     return tokenizer

@@ -27,8 +27,8 @@ def resolve_model_path(path: str) -> str:
     checkpoints = checkpoint.complete_checkpoints(folder / "checkpoints")
     if not checkpoints:
         raise ConfigError(
-            f"model={path!r} is a folder without config.json and without a complete checkpoint; expected a Hugging Face "
-            f"model folder or a run folder with checkpoints/step-.../"
+            f"model={path!r} is a folder without config.json and without a complete checkpoint; expected a "
+            f"Hugging Face model folder or a run folder with checkpoints/step-.../"
         )
     return str(best_checkpoint(checkpoints) / "model")
 

@@ -1,8 +1,8 @@
 """Micro-batches under a strict token cap, with shared prompts counted (and computed) once.
 
-A *piece* is a prompt with some of the responses that follow it. Pieces never exceed the cap; first-fit-decreasing puts them
-into micro-batches; every rank gets the same number of micro-batches (an empty one runs a dummy forward and backward, so
-that collectives match).
+A *piece* is a prompt with some of the responses that follow it. Pieces never exceed the cap; first-fit-decreasing puts
+them into micro-batches; every rank gets the same number of micro-batches (an empty one runs a dummy forward and
+backward, so that collectives match).
 """
 
 from __future__ import annotations
@@ -96,12 +96,11 @@ def plan(
     total = sum(piece.tokens for piece in pieces)
     wanted = max(1, -(-total // (cap * ranks))) * ranks
     longest = max((prompt_lengths[row] + response_lengths[row] for row in rows), default=0)
-    # Cutting a prompt's rows apart repeats the prompt, so the even load is searched for from below, in steps of a tenth.
+    # Cutting a prompt's rows apart repeats the prompt, so the even load is searched for from below, in steps of a
+    # tenth.
     even = max(longest, -(-total // wanted))
     while even < cap:
-        bins = first_fit_decreasing(
-            split_pieces(rows, prompt_lengths, response_lengths, prompt_groups, even), even
-        )
+        bins = first_fit_decreasing(split_pieces(rows, prompt_lengths, response_lengths, prompt_groups, even), even)
         if len(bins) <= wanted:
             return spread(bins, ranks)
         even += even // 10 + 1

@@ -24,8 +24,8 @@ HEAD_ELEMENTS = 2**25
 class SharedLayout:
     """Where the tokens of a packed row stand. ``N`` tokens: first all prompts, then all responses.
 
-    G prompts padded to P, B responses padded to R. Index tensors point into the packed row; padding points at position 0
-    and is masked out or dropped.
+    G prompts padded to P, B responses padded to R. Index tensors point into the packed row; padding points at its
+    first position and is masked out or dropped.
     """
 
     prompt_index: Tensor
@@ -58,7 +58,8 @@ class PackedMicroBatch:
 
     def to(self, device: torch.device) -> PackedMicroBatch:
         """The same on another device."""
-        return _to(self, device)
+        moved: PackedMicroBatch = _to(self, device)
+        return moved
 
 
 def _to(record: Any, device: torch.device) -> Any:
@@ -224,7 +225,7 @@ class PolicyModel(nn.Module):
             return head_log_probs(head, selected, batch.target, temperature, entropy_grad)
         parts = [
             checkpoint(head_log_probs, head, h, t, temperature, entropy_grad, use_reentrant=False)
-            for h, t in zip(selected.split(chunk), batch.target.split(chunk), strict=True)
+            for h, t in zip(torch.split(selected, chunk), torch.split(batch.target, chunk), strict=True)
         ]
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 

@@ -9,7 +9,7 @@ import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 """Any one of them makes a folder that of a tokenizer."""
 MODEL_FILES = ("config.json", "tokenizer_config.json", "chat_template.jinja", *TOKENIZER_FILES)
+
+SPLITS = ("train", "validation")
+"""The splits that every environment has."""
 
 NOT_BUILT = {"gae": "a critic", "remax": "greedy baseline rollouts", "turn_level": "rewards per turn"}
 """Advantages whose inputs the fit loop does not make yet, and what is missing."""
@@ -74,7 +77,7 @@ def check_run(config: TrainConfig) -> RunCheck:
     model = check_model(config.model, config.rollout)
     env = make_env(config.env)
     try:
-        train, val = (split_tasks(env, config.env.name, split) for split in ("train", "validation"))
+        train, val = (split_tasks(env, config.env.name, split) for split in SPLITS)
     finally:
         env.close()
     train_tasks = len(train[: config.data.train_size])
@@ -146,6 +149,25 @@ def check_algorithm(config: TrainConfig) -> None:
             f"algo.advantage={algo.advantage} needs {NOT_BUILT[algo.advantage]}, which this version does not have: "
             f"use one of {', '.join(sorted(set(ADVANTAGES.names()) - set(NOT_BUILT)))}"
         )
+    for setting in _unbuilt_settings(config):
+        raise ConfigError(f"{setting}: this version does not do that yet. Leave the setting out")
+
+
+def _unbuilt_settings(config: TrainConfig) -> Iterator[str]:
+    """Settings that the fit loop would ignore; nothing is ignored silently."""
+    algo = config.algo
+    if algo.kl_reward.coef > 0:
+        yield f"algo.kl_reward.coef={algo.kl_reward.coef}"
+    if algo.correction.weights != "none":
+        yield f"algo.correction.weights={algo.correction.weights}"
+    if algo.correction.rejection is not None:
+        yield f"algo.correction.rejection={algo.correction.rejection}"
+    if algo.filter_groups.enabled:
+        yield "algo.filter_groups.enabled=true"
+    if algo.overlong.enabled:
+        yield "algo.overlong.enabled=true"
+    if config.reward.function is not None:
+        yield f"reward.function={config.reward.function}"
 
 
 def make_env(env: EnvConfig) -> Env:
@@ -163,8 +185,13 @@ def make_env(env: EnvConfig) -> Env:
 
 def split_tasks(env: Env, name: str, split: str) -> Sequence[Task]:
     """The tasks of a split; none at all, or two with one id, is a `ConfigError`."""
-    with boundary(f"tasks({split!r}) of environment {name!r}"):
-        tasks = env.tasks(split)
+    try:
+        with boundary(f"tasks({split!r}) of environment {name!r}"):
+            tasks = env.tasks(split)
+    except EnvError as error:
+        if split in SPLITS:
+            raise
+        raise ConfigError(f"split={split}: {error}. Every environment has {' and '.join(SPLITS)}") from None
     if not tasks:
         raise ConfigError(f"environment {name!r} has no tasks in its split {split!r}")
     ids = [task.id for task in tasks]

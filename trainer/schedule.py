@@ -10,8 +10,8 @@ from agentgym.trainer.config import TrainerConfig
 def learning_rate(config: TrainerConfig, step: int, total_steps: int) -> float:
     """Learning rate of step ``step`` (counted from 0).
 
-    It rises linearly over ``warmup_steps`` steps and reaches ``lr`` with the last of them; then it is constant, or falls
-    to 0 at the end of the run along a line or half a cosine.
+    It rises linearly over ``warmup_steps`` steps and reaches ``lr`` with the last of them; then it is constant, or
+    falls to 0 at the end of the run along a line or half a cosine.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps

@@ -1,4 +1,4 @@
-"""The record of a run on disk: ``config.yaml``, ``environment.json``, ``metrics.jsonl``, ``rollouts/``, TensorBoard events."""
+"""The record of a run on disk: configuration, environment, metrics, rollouts, TensorBoard events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,17 @@ from typing import Any
 from agentgym.errors import ConfigError
 from agentgym.rollout import Rollout
 
-RECORDED_PACKAGES = ("agentgym", "gymnasium", "numpy", "ray", "tensordict", "tokenizers", "torch", "transformers", "vllm")
+RECORDED_PACKAGES = (
+    "agentgym",
+    "gymnasium",
+    "numpy",
+    "ray",
+    "tensordict",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "vllm",
+)
 
 
 def create_run_folder(root: Path, name: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -43,29 +45,46 @@ class MiniBatch:
 class ModelWorker:
     """A shard of a causal language model that computes log-probs. The reference is one; the actor adds learning.
 
+    Made in two steps: rank 0 opens a store and says where (`meeting_point`), then all ranks `join` it. The port is the
+    operating system's choice and stays bound, so nobody can take it in between.
+
     Args:
         rank: of ``world_size`` workers.
         world_size: how many share the model.
-        rendezvous: ``tcp://host:port`` or ``file://path`` where the ranks meet.
         config: of the run.
     """
 
-    def __init__(self, rank: int, world_size: int, rendezvous: str, config: TrainConfig) -> None:
+    def __init__(self, rank: int, world_size: int, config: TrainConfig) -> None:
         self.rank = rank
         self.world_size = world_size
         self.config = config
+        self.algo = config.algo.model_copy(update={"norm_length": config.norm_length})
         plugins.load(config.plugins)
         threads = config.trainer.threads if config.trainer.threads is not None else (os.cpu_count() or 1)
         torch.set_num_threads(max(1, threads // world_size))
-        self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        cuda = torch.cuda.is_available()
+        self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        self._store: TCPStore | None = None
+
+    def meeting_point(self) -> tuple[str, int]:
+        """On rank 0: open the store and say where it is (host, port)."""
+        host = socket.gethostbyname(socket.gethostname()) if self.world_size > 1 else "127.0.0.1"
+        self._store = TCPStore(host, 0, self.world_size, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def join(self, host: str, port: int) -> None:
+        """Meet the other ranks and load the model."""
         if not dist.is_initialized():
+            timeout = timedelta(seconds=self.config.trainer.step_timeout)
+            store = self._store
+            if store is None:
+                store = TCPStore(host, port, self.world_size, is_master=False, timeout=timeout)
             backend = "nccl" if self.device.type == "cuda" else "gloo"
-            timeout = timedelta(seconds=config.trainer.step_timeout)
-            dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world_size, timeout=timeout)
-        self.model = self._build(config.model.path)
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
+        self.model = self._build(self.config.model.path)
 
     def _build(self, path: str) -> PolicyModel:
-        lm = load_causal_lm(path, dtype=self.config.model.dtype)
+        lm = load_causal_lm(path, dtype=self.config.model.dtype, revision=self.config.model.revision)
         self.lm_config = lm.config
         self.generation_config = lm.generation_config
         model = PolicyModel(lm, shared_prompts=supports_shared_prompts(lm.config, type(lm))).to(self.device)
@@ -110,14 +129,14 @@ class ModelWorker:
 class ActorWorker(ModelWorker):
     """The policy that learns."""
 
-    def __init__(self, rank: int, world_size: int, rendezvous: str, config: TrainConfig) -> None:
-        super().__init__(rank, world_size, rendezvous, config)
-        settings = config.trainer
+    def join(self, host: str, port: int) -> None:
+        super().join(host, port)
+        settings = self.config.trainer
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
         )
-        self.loss_fn = get_policy_loss(config.algo.policy_loss)
-        self.tokenizer = load_tokenizer(config.model.path)
+        self.loss_fn = get_policy_loss(self.algo.policy_loss)
+        self.tokenizer = load_tokenizer(self.config.model.path, revision=self.config.model.revision)
 
     def update(self, batch: Batch, mini_batches: Sequence[MiniBatch], lr: float) -> dict[str, float]:
         """One optimizer step per mini-batch. Returns metrics, the same on every rank."""
@@ -132,7 +151,7 @@ class ActorWorker(ModelWorker):
                 self.model.set_requires_gradient_sync(i + 1 == len(mini.micro_batches))  # type: ignore[operator]
                 share = self._loss(batch, micro, mini.totals, means)
                 # FSDP averages gradients over ranks; the shares of a loss are to be summed.
-                (share * self.world_size).backward()
+                torch.autograd.backward(share * self.world_size)
                 loss += float(share.detach())
             norms.append(self._step())
             losses.append(loss)
@@ -140,10 +159,10 @@ class ActorWorker(ModelWorker):
 
     def _loss(self, batch: Batch, micro: MicroBatch, totals: Totals, means: MetricMeans) -> Tensor:
         """This micro-batch's share of the mini-batch loss."""
-        algo = self.config.algo
+        algo = self.algo
         log_prob, entropy = self._forward(batch, micro, entropy_grad=algo.entropy_coef != 0.0)
         if not micro.rows:
-            return log_prob.sum() * 0.0
+            return log_prob.sum() * 0.0  # type: ignore[no-any-return]
         rows = batch[torch.tensor(micro.rows)]
         width = log_prob.shape[1]
 
@@ -170,9 +189,7 @@ class ActorWorker(ModelWorker):
         mode = algo.loss_agg_mode or "token-mean"
 
         def aggregate(values: Tensor) -> Tensor:
-            return aggregate_loss(
-                values, mask, mode, loss_mask=loss_mask, totals=totals, norm_length=algo.norm_length
-            )
+            return aggregate_loss(values, mask, mode, loss_mask=loss_mask, totals=totals, norm_length=algo.norm_length)
 
         if algo.kl_loss.coef > 0.0:
             kl = kl_penalty(log_prob, field("ref_log_probs"), algo.kl_loss.kind)
@@ -214,13 +231,11 @@ class ActorWorker(ModelWorker):
 
     def state_dict(self) -> dict[str, Tensor] | None:
         """Full weights under Hugging Face names, on rank 0; None elsewhere. Every rank must be asked."""
-        state = get_model_state_dict(self.model, options=FULL)
+        state: dict[str, Any] = dict(get_model_state_dict(self.model, options=FULL))
         if self.rank != 0:
             return None
         tied = self._tied_names()
-        return {
-            name.removeprefix("lm."): value.contiguous() for name, value in state.items() if name not in tied
-        }
+        return {name.removeprefix("lm."): value.contiguous() for name, value in state.items() if name not in tied}
 
     def save(self, folder: str) -> None:
         """Write ``model/`` and ``optimizer.pt``; rank 0 writes, every rank must be asked."""

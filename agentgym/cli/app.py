@@ -81,8 +81,9 @@ def evaluate(overrides: Overrides = None, config: Files = None) -> None:
     """Measure a model: mean reward with a confidence interval.
 
     Settings: env=NAME model=tiny|FOLDER|RUN (or agent=oracle), n=SAMPLES per task, split=validation, tasks=LIMIT.
+    With model=RUN, environment and settings are those of the run unless given.
 
-    Example: agentgym eval env=calculator-math model=runs/my-run n=4
+    Example: agentgym eval env=calculator-math model=tiny n=4
     """
     from agentgym.cli.eval_command import eval_command
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 
 from agentgym.console import Console
 from agentgym.errors import ConfigError, did_you_mean
+from agentgym.registry import import_target
 
 Row = Mapping[str, float | int | str]
 
 BENCHES = {
-    "advantages": "agentgym.trainer.bench_advantages",
-    "loop": "agentgym.trainer.bench_loop",
-    "rollout": "agentgym.trainer.bench_rollout",
-    "step": "agentgym.trainer.bench_step",
+    "advantages": "agentgym.trainer.bench_advantages:bench_advantages",
+    "loop": "agentgym.trainer.bench_loop:run",
+    "rollout": "agentgym.cli.bench_command:rollout_rows",
+    "step": "agentgym.trainer.bench_step:run",
 }
-"""Name to module; each has ``run() -> list of rows``."""
+"""Name to the function that measures and returns a list of rows."""
 
 
 def bench_command(name: str, *, as_json: bool) -> int:
     """Run one benchmark and print its rows. Returns the exit code."""
     if name not in BENCHES:
         raise ConfigError(f"no benchmark {name!r}.{did_you_mean(name, BENCHES)} Known: {', '.join(BENCHES)}")
-    run: Callable[[], Sequence[Row]] = importlib.import_module(BENCHES[name]).run
+    run: Callable[[], Sequence[Row]] = import_target(BENCHES[name], what=f"benchmark {name!r}")
     rows = run()
     console = Console()
     if as_json:
@@ -33,6 +33,18 @@ def bench_command(name: str, *, as_json: bool) -> int:
     for line in table(rows):
         console.line(line)
     return 0
+
+
+def rollout_rows() -> list[Row]:
+    """The shipped model in the rollout engine and in ``generate``: tokens/s, and how many times as fast."""
+    from agentgym.trainer.bench_rollout import bench_rollout
+    from agentgym.trainer.model import load_causal_lm
+
+    report = bench_rollout(load_causal_lm("tiny", dtype="float32"))
+    return [
+        dict(row) | ({"ratio": report["ratio"][row["turns"]]} if row["engine"] == "torch" else {})
+        for row in report["rows"]
+    ]
 
 
 def table(rows: Sequence[Row]) -> list[str]:

@@ -69,6 +69,8 @@ class Trace:
     response_mask: list[int] = field(default_factory=list)
     response_logprobs: list[float] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    new_segment: str = ""
+    """Why the segment begins here: the reason why the template rewrote the history; empty for the first one."""
 
     @property
     def ids(self) -> list[int]:
@@ -114,6 +116,7 @@ class Trace:
             response_mask=self.response_mask,
             response_logprobs=self.response_logprobs,
             spans=self.spans,
+            extra_fields={"new_segment": self.new_segment} if self.new_segment else {},
         )
 
 
@@ -143,7 +146,8 @@ class AgentLoop(ABC):
             key: the engine's name for this rollout (its KV cache is kept under it).
 
         Returns:
-            The token record; several, in order, where the template rewrites history. The loop must leave the session done.
+            The token record; several, in order, where the template rewrites history. The loop must leave the session
+            done.
         """
 
     async def generate(self, trace: Trace, sampling: SamplingParams, session: Session, key: str) -> Generation:
@@ -158,7 +162,7 @@ class AgentLoop(ABC):
     def read_turn(self, generation: Generation, session: Session, turn: int) -> AssistantTurn:
         """Parse sampled ids into the turn that the environment executes."""
         text = self.renderer.decode(generation.token_ids)
-        parsed = self.parser.parse(text, session.tools)
+        parsed = self.parser.parse(self.renderer.thinking_prefix + text, session.tools)
         calls = [
             ToolCall(name=call.name, arguments=call.arguments, id=f"call{turn % 100:02d}{i % 1000:03d}")
             for i, call in enumerate(parsed.tool_calls)
@@ -196,9 +200,8 @@ def make_agent_loop(
     which: str | Mapping[str, Any], *, generator: Generator, renderer: Renderer, parser: ToolParser
 ) -> AgentLoop:
     """An agent loop by registered name, or by ``{"_target_": "module:Class", **kwargs}``."""
-    parts = {"generator": generator, "renderer": renderer, "parser": parser}
     if isinstance(which, str):
-        return agent_loops.get(which)(**parts)
+        return agent_loops.get(which)(generator=generator, renderer=renderer, parser=parser)
     kwargs = dict(which)
     target = kwargs.pop("_target_", None)
     if not isinstance(target, str):
@@ -206,7 +209,7 @@ def make_agent_loop(
     cls = import_target(target, what=f"agent loop {target!r}")
     if not (isinstance(cls, type) and issubclass(cls, AgentLoop)):
         raise ConfigError(f"agent loop {target!r} is {cls!r}, expected a subclass of AgentLoop")
-    return cls(**parts, **kwargs)
+    return cls(generator=generator, renderer=renderer, parser=parser, **kwargs)
 
 
 def stamp(outputs: AgentLoopOutput | Sequence[AgentLoopOutput], session: Session) -> list[AgentLoopOutput]:

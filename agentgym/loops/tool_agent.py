@@ -2,8 +2,8 @@
 
     PENDING -> GENERATING -> PROCESSING_TOOLS | INTERACTING -> GENERATING ... -> TERMINATED
 
-PENDING renders the first prompt. GENERATING samples one turn. PROCESSING_TOOLS (a turn with calls, or malformed ones) and
-INTERACTING (a turn of words) hand the turn to the session, whose environment executes it, and append what it answered.
+PENDING renders the first prompt. GENERATING samples one turn. PROCESSING_TOOLS (a turn with calls, or malformed ones)
+and INTERACTING (a turn of words) hand the turn to the session, whose environment executes it, and append its answer.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ToolAgentLoop(AgentLoop):
             before, session.conversation[len(before)], result.observation, session.tools, progress.sampled_ids
         )
         if increment.new_prompt is not None:
-            return await self._start_segment(progress, increment.new_prompt)
+            return await self._start_segment(progress, increment.new_prompt, increment.reason)
         # An observation that does not fit is dropped whole: half of one would break the template.
         if len(increment.appended_end) + len(increment.ids) > progress.budget:
             await session.truncate(RolloutStatus.TRUNCATED_TOKENS)
@@ -113,11 +113,11 @@ class ToolAgentLoop(AgentLoop):
         progress.trace.add_fixed(increment.ids, "environment", progress.turns - 1)
         return State.GENERATING
 
-    async def _start_segment(self, progress: Progress, prompt_ids: list[int]) -> State:
+    async def _start_segment(self, progress: Progress, prompt_ids: list[int], reason: str) -> State:
         """The template rewrote the history: what was sampled stays as it is, the next turn has a prompt of its own."""
         limit = progress.sampling.max_prompt_length + progress.sampling.max_response_length - progress.budget
         if len(prompt_ids) > limit:
             await progress.session.truncate(RolloutStatus.TRUNCATED_TOKENS)
             return State.TERMINATED
-        progress.segments.append(Trace(prompt_ids))
+        progress.segments.append(Trace(prompt_ids, new_segment=reason))
         return State.GENERATING

@@ -32,9 +32,9 @@ class Span:
 class AgentLoopOutput:
     """One segment of a rollout: a prompt and the response tokens that followed it.
 
-    Invariants, checked on construction: the three response sequences are of equal length; mask is 0 or 1; mask 0 implies
-    log-prob 0.0; every log-prob is finite and <= 0 up to rounding; the spans tile the response, and mask 1 stands
-    exactly on the ``model`` spans.
+    Invariants, checked on construction: the three response sequences are of equal length; mask is 0 or 1; mask 0
+    implies log-prob 0.0; every log-prob is finite and <= 0 up to rounding; the spans tile the response, and mask 1
+    stands exactly on the ``model`` spans.
 
     Example:
         prompt ``[5, 6]``, model ``[7, 2]``, tool ``[9]``, model ``[8, 2]`` gives

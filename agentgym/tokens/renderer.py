@@ -1,8 +1,10 @@
-"""`Renderer`: messages to ids. History is never encoded again: each turn adds only what is new after the sampled ids."""
+"""`Renderer`: messages to ids. History is never encoded again: a turn adds only what is new after the sampled ids."""
 
 from __future__ import annotations
 
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,6 +78,7 @@ class Renderer:
         self.stop_tokens = self._stop_tokens(eos_token_ids)
         """Texts and ids of the tokens that end a turn."""
         self.template.trust_assistant([*self.stop_tokens, *self._turn_tokens()])
+        self._prompts = _Prompts()
         self.cutter = Cutter(self._encoder)
         """Cuts tool text to a number of tokens."""
 
@@ -84,7 +87,9 @@ class Renderer:
     def prompt(self, messages: Sequence[Message], tools: Tools | None) -> list[int]:
         """The ids of a conversation up to where the model writes, BOS (if the template has one) included."""
         prepared = self.template.prepare(messages, tools)
-        return self._encoder.encode(self.template.render(prepared, generation_prompt=True), prepared.mark)
+        text = self.template.render(prepared, generation_prompt=True)
+        self._prompts.put(prepared, len(messages), text)
+        return self._encoder.encode(text, prepared.mark)
 
     def extend(
         self,
@@ -105,11 +110,9 @@ class Renderer:
         """
         turn = len(messages_before)
         prepared = self.template.prepare([*messages_before, assistant_message, *new_messages], tools)
-        history = self.template.render(prepared, turn, generation_prompt=True)
-        answered = self.template.render(prepared, turn + 1, generation_prompt=False)
         full = self.template.render(prepared, generation_prompt=True)
-        end, cut = self._end_of_turn(answered, called="tool_calls" in prepared.messages[turn])
-        reason = _rewritten(history, answered[:cut], full)
+        end, cut, reason = self._continuation(prepared, turn, full)
+        self._prompts.put(prepared, len(prepared.messages), full)
         if reason:
             prompt = self._encoder.encode(full, prepared.mark)
             return Increment(ids=[], appended_end=[], new_prompt=prompt, reason=reason)
@@ -140,8 +143,8 @@ class Renderer:
 
     @cached_property
     def thinking_prefix(self) -> str:
-        """What the generation prompt opens and does not close (``"<think>\\n"``), else ``""``. Parse ``thinking_prefix +
-        text``, or a draft inside of the thinking looks like a call."""
+        """What the generation prompt opens and does not close (``"<think>\\n"``), else ``""``. Parse
+        ``thinking_prefix + text``, or a draft inside of the thinking looks like a call."""
         prepared = self.template.prepare([{"role": "user", "content": PROBE}], None)
         text = self.template.render(prepared, generation_prompt=True)
         opened = text.rfind(THINK)
@@ -155,20 +158,45 @@ class Renderer:
 
     # ---- where a turn ends ----
 
+    def _continuation(self, prepared: Prepared, turn: int, full: str) -> tuple[str | None, int, str]:
+        """Where in ``full`` the new part begins: the token that ends the turn (None: the template writes none), the
+        position after it, and, if ``full`` does not continue the turn's prompt and text, why."""
+        history = self._prompts.get(prepared, turn)
+        if history is None or not full.startswith(history):  # it may hold yesterday's date
+            history = self.template.render(prepared, turn, generation_prompt=True)
+        if not full.startswith(history):
+            return None, 0, "the template renders what came before the turn in another way once messages follow it"
+        message = prepared.messages[turn]
+        if self._is_ended("tool_calls" in message):
+            found = [(at, token) for token in self.stop_tokens if (at := full.find(token, len(history))) >= 0]
+            if found:
+                at, end = min(found)
+                said = full[len(history) : at]
+                if all(message[key].strip() in said for key in ("content", "reasoning_content") if key in message):
+                    return end, at + len(end), ""
+        answered = self.template.render(prepared, turn + 1, generation_prompt=False)
+        last, cut = self._end_of_turn(answered, called="tool_calls" in message)
+        if full.startswith(answered[:cut]):
+            return last, cut, ""
+        return None, 0, "the template leaves out a part of the turn once messages follow it"
+
     def _end_of_turn(self, answered: str, *, called: bool) -> tuple[str | None, int]:
         """The token that ends the last turn of ``answered``, and the position after it.
 
         Without such a token: None, and the position of the separator after the turn's text.
         """
-        closing = self.closing_of_call if called else self.closing
-        if any(token in closing for token in self.stop_tokens):
-            return max(
-                ((token, found + len(token)) for token in self.stop_tokens if (found := answered.rfind(token)) >= 0),
-                key=lambda item: item[1],
-            )
-        if not called and answered.endswith(closing):
-            return None, len(answered) - len(closing)
+        if self._is_ended(called):
+            found = ((answered.rfind(token) + len(token), token) for token in self.stop_tokens if token in answered)
+            cut, end = max(found)
+            return end, cut
+        if not called and answered.endswith(self.closing):
+            return None, len(answered) - len(self.closing)
         return None, len(answered.rstrip())
+
+    def _is_ended(self, called: bool) -> bool:
+        """True if the template ends turns (with calls or without) with a token."""
+        closing = self.closing_of_call if called else self.closing
+        return any(token in closing for token in self.stop_tokens)
 
     def _probe_closing(self, assistant: Message, last: str) -> str:
         """What the template writes after the last word of a turn."""
@@ -213,13 +241,30 @@ class Renderer:
         return [token for token in _tokens_in(text, self._encoder.added) if token not in (THINK, END_THINK)]
 
 
-def _rewritten(history: str, turn: str, full: str) -> str:
-    """Why the history is not a prefix of the full render; empty if it is."""
-    if not full.startswith(turn):
-        return "the template renders the turn differently once messages follow it"
-    if not full.startswith(history):
-        return "the template renders the turn without what its generation prompt had opened"
-    return ""
+class _Prompts:
+    """The last rendered prompts: the prompt of a turn was the full render of the turn before."""
+
+    def __init__(self, limit: int = 512) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[tuple[str, ...], tuple[list[dict[str, Any]], list[Any] | None, str]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, prepared: Prepared, stop: int, text: str) -> None:
+        messages = prepared.messages[:stop]
+        with self._lock:
+            self._entries[_key(messages)] = (messages, prepared.tools, text)
+            if len(self._entries) > self._limit:
+                self._entries.popitem(last=False)
+
+    def get(self, prepared: Prepared, stop: int) -> str | None:
+        messages = prepared.messages[:stop]
+        with self._lock:
+            entry = self._entries.get(_key(messages))
+        return entry[2] if entry is not None and entry[0] == messages and entry[1] == prepared.tools else None
+
+
+def _key(messages: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    return tuple(message["content"] for message in messages)
 
 
 def _tokens_in(text: str, added: Mapping[str, int]) -> list[str]:
@@ -232,6 +277,5 @@ def _generation_config_eos(folder: str) -> list[int]:
     path = Path(folder or ".") / "generation_config.json"
     if not folder or not path.is_file():
         return []
-    config = json.loads(path.read_text(encoding="utf-8"))
-    eos = config["eos_token_id"] if "eos_token_id" in config else None
+    eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
     return [eos] if isinstance(eos, int) else list(eos or ())

@@ -35,8 +35,8 @@ class ChatTemplate:
     ) -> None:
         if not tokenizer.chat_template:
             raise ConfigError(
-                f"the tokenizer of {tokenizer.name_or_path or 'this model'!r} has no chat template. Use a chat model, or "
-                f"set one: tokenizer.chat_template = Path('chat_template.jinja').read_text()"
+                f"the tokenizer of {tokenizer.name_or_path or 'this model'!r} has no chat template. Use a chat model, "
+                f"or set one: tokenizer.chat_template = Path('chat_template.jinja').read_text()"
             )
         self._tokenizer = tokenizer
         self._encoder = encoder
@@ -84,8 +84,8 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError) as error:
             roles = ", ".join(str(message["role"]) for message in prepared.messages[:stop])
             raise ConfigError(
-                f"the chat template of {self._tokenizer.name_or_path or 'this model'!r} refused a conversation with the "
-                f"roles [{roles}]: {error}. `Renderer.audit()` shows what the template accepts."
+                f"the chat template of {self._tokenizer.name_or_path or 'this model'!r} refused a conversation with "
+                f"the roles [{roles}]: {error}. `Renderer.audit()` shows what the template accepts."
             ) from error
 
     def _message(self, message: Message, index: int, marker: _Marker) -> dict[str, Any]:
@@ -146,10 +146,8 @@ def _text(content: Any, role: str, index: int) -> str:
 
 
 def _call(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A call with its arguments as an object: templates write them with ``tojson``, which would quote a string twice."""
+    """A call with its arguments as an object: templates write them as JSON, which would quote a string twice."""
     function = call["function"]
-    arguments = read_arguments(function["arguments"])
-    return {
-        **call,
-        "function": {**function, "arguments": function["arguments"] if isinstance(arguments, str) else arguments},
-    }
+    given = function.get("arguments")
+    arguments = read_arguments(given)
+    return {**call, "function": {**function, "arguments": given if isinstance(arguments, str) else arguments}}

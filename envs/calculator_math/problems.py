@@ -17,7 +17,7 @@ Step = tuple[str, ...]
 """``("*", "a", "b")``: an operator and the names of its operands; ``r1``, ``r2`` are the results of earlier steps."""
 
 OPERATIONS = {"+": add, "-": sub, "*": mul, "/": floordiv}
-LEVEL_WEIGHTS = {1: 0.5, 2: 0.35, 3: 0.15}
+LEVEL_WEIGHTS = {1: 0.55, 2: 0.33, 3: 0.12}
 """Shares of the levels in the default mix."""
 
 NAMES = ("Ana", "Ben", "Chloe", "David", "Emma", "Farid", "Grace", "Hugo", "Ines", "Jack", "Kofi", "Lena")
@@ -29,7 +29,7 @@ class Plan:
     """One shape of computation and the ways to ask for it.
 
     Example:
-        ``Plan(name="product", steps=(("*", "a", "b"),), digits={"a": (2, 3), "b": (3, 3)}, wordings=(...))``
+        ``Plan(name="product", steps=(("*", "a", "b"),), digits={"a": (2, 2), "b": (3, 3)},
     """
 
     name: str
@@ -84,7 +84,7 @@ PLANS: tuple[Plan, ...] = (
     Plan(
         name="sum",
         steps=(("+", "a", "b", "c"),),
-        digits={"a": (3, 4), "b": (3, 4), "c": (3, 4)},
+        digits={"a": (3, 3), "b": (3, 3), "c": (3, 3)},
         wordings=(
             "What is {a} + {b} + {c}?",
             "Add {a}, {b} and {c}.",
@@ -96,7 +96,7 @@ PLANS: tuple[Plan, ...] = (
     Plan(
         name="difference",
         steps=(("-", "a", "b"),),
-        digits={"a": (4, 4), "b": (3, 4)},
+        digits={"a": (4, 4), "b": (3, 3)},
         wordings=(
             "What is {a} minus {b}?",
             "Subtract {b} from {a}.",
@@ -108,7 +108,7 @@ PLANS: tuple[Plan, ...] = (
     Plan(
         name="quotient",
         steps=(("/", "a", "b"),),
-        digits={"a": (2, 3), "b": (2, 2)},
+        digits={"a": (2, 2), "b": (2, 2)},
         multiples={"a": "b"},
         wordings=(
             "What is {a} divided by {b}?",
@@ -121,7 +121,7 @@ PLANS: tuple[Plan, ...] = (
     Plan(
         name="product_plus",
         steps=(("*", "a", "b"), ("+", "r1", "c")),
-        digits={"a": (2, 3), "b": (3, 3), "c": (3, 4)},
+        digits={"a": (2, 2), "b": (2, 3), "c": (2, 3)},
         wordings=(
             "What is {a} * {b} + {c}?",
             "Multiply {a} by {b} and add {c}.",
@@ -133,7 +133,7 @@ PLANS: tuple[Plan, ...] = (
     Plan(
         name="product_minus",
         steps=(("*", "a", "b"), ("-", "r1", "c")),
-        digits={"a": (2, 3), "b": (3, 3), "c": (3, 3)},
+        digits={"a": (2, 2), "b": (3, 3), "c": (2, 3)},
         wordings=(
             "What is {a} * {b} - {c}?",
             "Multiply {a} by {b} and subtract {c}.",
@@ -144,7 +144,7 @@ PLANS: tuple[Plan, ...] = (
     Plan(
         name="minus_product",
         steps=(("*", "b", "c"), ("-", "a", "r1")),
-        digits={"a": (4, 4), "b": (2, 2), "c": (3, 3)},
+        digits={"a": (3, 4), "b": (2, 2), "c": (2, 2)},
         wordings=(
             "What is {a} - {b} * {c}?",
             "Subtract the product of {b} and {c} from {a}.",
@@ -154,7 +154,7 @@ PLANS: tuple[Plan, ...] = (
     Plan(
         name="sum_times",
         steps=(("+", "a", "b"), ("*", "r1", "c")),
-        digits={"a": (3, 3), "b": (3, 3), "c": (2, 2)},
+        digits={"a": (2, 3), "b": (2, 3), "c": (2, 2)},
         wordings=(
             "What is ({a} + {b}) * {c}?",
             "Add {a} and {b}, then multiply by {c}.",
@@ -165,7 +165,7 @@ PLANS: tuple[Plan, ...] = (
     Plan(
         name="product_sum",
         steps=(("*", "a", "b"), ("*", "c", "d"), ("+", "r1", "r2")),
-        digits={"a": (2, 2), "b": (3, 3), "c": (2, 2), "d": (3, 3)},
+        digits={"a": (2, 2), "b": (2, 2), "c": (2, 2), "d": (2, 2)},
         wordings=(
             "What is {a} * {b} + {c} * {d}?",
             "Add the product of {a} and {b} to the product of {c} and {d}.",
@@ -176,7 +176,7 @@ PLANS: tuple[Plan, ...] = (
     Plan(
         name="product_difference",
         steps=(("*", "a", "b"), ("*", "c", "d"), ("-", "r1", "r2")),
-        digits={"a": (2, 2), "b": (3, 3), "c": (2, 2), "d": (3, 3)},
+        digits={"a": (2, 2), "b": (2, 2), "c": (2, 2), "d": (2, 2)},
         wordings=(
             "What is {a} * {b} - {c} * {d}?",
             "Subtract the product of {c} and {d} from the product of {a} and {b}.",
@@ -186,7 +186,7 @@ PLANS: tuple[Plan, ...] = (
     Plan(
         name="product_minus_times",
         steps=(("*", "a", "b"), ("-", "r1", "c"), ("*", "r2", "d")),
-        digits={"a": (2, 2), "b": (3, 3), "c": (3, 3), "d": (2, 2)},
+        digits={"a": (2, 2), "b": (3, 3), "c": (2, 2), "d": (2, 2)},
         wordings=(
             "What is ({a} * {b} - {c}) * {d}?",
             "Multiply {a} by {b}, subtract {c}, then multiply by {d}.",

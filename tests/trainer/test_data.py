@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from agentgym.errors import ConfigError
 from agentgym.trainer.data import TaskSampler
 

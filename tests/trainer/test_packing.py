@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from agentgym.errors import ConfigError
-from agentgym.trainer.packing import plan
 from hypothesis import given
 from hypothesis import strategies as st
+
+from agentgym.errors import ConfigError
+from agentgym.trainer.packing import plan
 
 
 @st.composite

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from agentgym.trainer import policy
-from agentgym.trainer.policy import PolicyModel, head_log_probs, supports_shared_prompts
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, Qwen2Config, Qwen2ForCausalLM, Qwen3Config
 from transformers.models.mistral import MistralForCausalLM
 from transformers.models.qwen3 import Qwen3ForCausalLM
+
+from agentgym.trainer import policy
+from agentgym.trainer.policy import PolicyModel, head_log_probs, supports_shared_prompts
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from agentgym.trainer.config import TrainerConfig
 from agentgym.trainer.schedule import learning_rate
 

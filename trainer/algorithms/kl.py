@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 import torch
@@ -107,6 +108,6 @@ class AdaptiveKL:
 
     def update(self, kl: float, rollouts: int) -> None:
         """Adapt to the mean KL of ``rollouts`` rollouts; does nothing without a target."""
-        if self.target is not None:
+        if self.target is not None and math.isfinite(kl):
             error = min(max(kl / self.target - 1.0, -0.2), 0.2)
             self.coef *= 1.0 + error * rollouts / self.horizon

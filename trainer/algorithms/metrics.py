@@ -32,7 +32,8 @@ class MetricMeans:
         """Take in the metrics of one call over ``tokens`` mask-1 tokens (``response_mask.sum()``)."""
         weight = float(tokens)
         for name, value in metrics.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(value) * weight
+            number = value.item() if isinstance(value, Tensor) else value
+            self.sums[name] = self.sums.get(name, 0.0) + number * weight
             self.tokens[name] = self.tokens.get(name, 0.0) + weight
 
     def merge(self, other: MetricMeans) -> None:

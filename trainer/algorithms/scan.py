@@ -14,52 +14,64 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class Packed:
-    """The model tokens of a batch: as rows [B, K] without gaps, or in one line [N].
+    """The model tokens of a batch, in one line [N] or as rows without gaps [B, K], K = most model tokens in a row.
 
     Observation tokens are cut out before anything is computed, so they cannot matter.
 
     Example:
-        mask ``[[1, 0, 1, 0]]``: ``rows([[5, 9, 6, 9]])`` is ``[[5, 6]]``, ``line([[5, 6]])`` is ``[5, 6]``, and
-        ``spread([5, 6])`` is ``[[5, 0, 6, 0]]``.
+        mask ``[[1, 0, 1, 0], [0, 0, 1, 0]]``: ``take([[5, 9, 6, 9], [9, 9, 7, 9]])`` is the line ``[5, 6, 7]``, its ``rows``
+        are ``[[5, 6], [7, 0]]``, its ``following`` is ``[6, 0, 0]`` and its ``spread`` is ``[[5, 0, 6, 0], [0, 0, 7, 0]]``.
     """
 
     shape: torch.Size
     """(B, T)."""
-    packed_shape: torch.Size
-    """(B, K), K = most model tokens in a row."""
+    counts: Tensor
+    """[B] model tokens of each row."""
     source: Tensor
     """[N] flat positions of the model tokens in [B, T]."""
     target: Tensor
     """[N] flat positions of the same tokens in [B, K]."""
+    longest: int
+    """K."""
 
     @classmethod
     def of(cls, mask: Tensor) -> Packed:
         """Of a bool mask [B, T]."""
-        counts = mask.sum(-1, keepdim=True)
+        counts = mask.sum(-1)
         longest = int(counts.max()) if counts.numel() else 0
-        filled = torch.arange(longest, device=mask.device) < counts
-        return cls(mask.shape, filled.shape, mask.flatten().nonzero().squeeze(1), filled.flatten().nonzero().squeeze(1))
+        source = mask.flatten().nonzero().squeeze(1)
+        gaps = longest * torch.arange(len(counts), device=mask.device) - (counts.cumsum(0) - counts)
+        target = torch.arange(len(source), device=mask.device) + gaps.repeat_interleave(counts)
+        return cls(mask.shape, counts, source, target, longest)
 
-    def rows(self, x: Tensor) -> Tensor:
-        """[B, T] to [B, K], zeros at the right end."""
-        return _place(x.flatten().index_select(0, self.source), self.target, self.packed_shape)
+    # index_select and scatter on flat tensors: indexing with boolean masks takes ten times as long.
 
-    def line(self, x: Tensor) -> Tensor:
-        """[B, K] to [N]."""
-        return x.flatten().index_select(0, self.target)
+    def take(self, x: Tensor) -> Tensor:
+        """[B, T] to [N]."""
+        return x.flatten().index_select(0, self.source)
 
-    def spread(self, x: Tensor) -> Tensor:
+    def spread(self, line: Tensor) -> Tensor:
         """[N] to [B, T], zeros outside the mask."""
-        return _place(x, self.source, self.shape)
+        return line.new_zeros(self.shape.numel()).scatter_(0, self.source, line).view(self.shape)
 
+    def rows(self, line: Tensor) -> Tensor:
+        """[N] to [B, K], zeros at the right end."""
+        size = len(self.counts) * self.longest
+        return line.new_zeros(size).scatter_(0, self.target, line).view(len(self.counts), self.longest)
 
-def _place(x: Tensor, where: Tensor, shape: torch.Size) -> Tensor:
-    # Flat index_select and scatter: indexing with boolean masks takes ten times as long.
-    return x.new_zeros(shape.numel()).scatter_(0, where, x).view(shape)
+    def line(self, rows: Tensor) -> Tensor:
+        """[B, K] to [N]."""
+        return rows.flatten().index_select(0, self.target)
+
+    def following(self, line: Tensor) -> Tensor:
+        """[N] what the next model token of the same row holds; 0 at the last one."""
+        shifted = torch.nn.functional.pad(line[1:], (0, 1))[: len(line)]
+        shifted[self.counts.cumsum(0)[self.counts > 0] - 1] = 0.0
+        return shifted
 
 
 def pack(mask: Tensor, valid: Tensor | None, *tensors: Tensor) -> tuple[Packed, list[Tensor]]:
-    """Cut the model tokens of each tensor [B, T] out into rows [B, K], in float32 or better.
+    """Cut the model tokens out of each tensor [B, T], into lines [N] in float32 or better.
 
     Rows that are not valid [B], or hold a number that is not finite on a model token, lose all their tokens.
     """
@@ -67,9 +79,14 @@ def pack(mask: Tensor, valid: Tensor | None, *tensors: Tensor) -> tuple[Packed, 
     if valid is not None:
         mask = mask & valid.bool().to(mask.device)[:, None]
     packed = Packed.of(mask)
-    rows = [packed.rows(working(x)) for x in tensors]
-    finite = torch.stack([x.sum(-1).isfinite() for x in rows]).all(0)
-    return (packed, rows) if bool(finite.all()) else pack(mask, finite, *tensors)
+    lines = [packed.take(working(x)) for x in tensors]
+    if all(bool(x.sum().isfinite()) for x in lines):
+        return packed, lines
+    finite = torch.ones(len(mask), dtype=torch.bool, device=mask.device)
+    for x in lines:
+        finite[packed.source[~x.isfinite()] // mask.shape[1]] = False
+    packed = Packed.of(mask & finite[:, None])
+    return packed, [packed.take(working(x)) for x in tensors]
 
 
 def suffix_sums(x: Tensor, factor: float) -> Tensor:

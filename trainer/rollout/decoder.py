@@ -67,8 +67,7 @@ class Decoder:
         self._max_slots = max_slots
         self._device = device
         self._tokenizer = tokenizer
-        self._cache = KVCache(max_slots, max_length, device)
-        self._cache.reserve(model.config.num_hidden_layers)
+        self._cache = KVCache(model.config.num_hidden_layers, max_slots, max_length, device)
         self._table = RowTable(self._cache, max_length)
         self._columns = torch.arange(self._cache.columns, device=device)
         self._plan = SamplingPlan.of([], device)
@@ -112,7 +111,7 @@ class Decoder:
         tokens, positions, writes, noise = self._inputs()
         length = rounded_up(max(positions) + 1)
         at = torch.tensor(positions, device=self._device)
-        self._cache.decode(torch.tensor(writes, device=self._device), length)
+        self._cache.aim(range(len(tokens)), torch.tensor(writes, device=self._device)[:, None], length)
         logits = self._forward(
             torch.tensor(tokens, device=self._device)[:, None],
             at[:, None],
@@ -295,8 +294,8 @@ class Decoder:
             job.session.length = job.end
         length = rounded_up(max(job.end for job in batch))
         at = torch.from_numpy(positions).to(self._device)
-        rows = torch.tensor([_row(job.session) for job in batch], device=self._device)
-        self._cache.prefill(rows, torch.from_numpy(writes).to(self._device), length)
+        rows = [_row(job.session) for job in batch]
+        self._cache.aim(rows, torch.from_numpy(writes).to(self._device), length)
         mask = (self._columns[:length] <= at[:, :, None])[:, None]
         self.stats = replace(
             self.stats,
@@ -367,4 +366,5 @@ def _batches(jobs: Sequence[_Job]) -> list[list[_Job]]:
             batches[-1].append(job)
         else:
             batches.append([job])
-    return batches
+    # Neighbouring rows are read without a copy.
+    return [sorted(batch, key=lambda job: _row(job.session)) for batch in batches]

@@ -57,7 +57,7 @@ def make_engine(setup: RolloutSetup, tokenizer: Any) -> Engine:
     threads = setup.threads if setup.threads is not None else (os.cpu_count() or 1)
     if settings.engine == "torch":
         return TorchEngine(
-            load_causal_lm(setup.model.path, dtype=setup.model.dtype),
+            load_causal_lm(setup.model.path, dtype=setup.model.dtype, revision=setup.model.revision),
             tokenizer=tokenizer,
             max_slots=settings.max_slots,
             max_length=settings.max_prompt_length + settings.max_response_length,

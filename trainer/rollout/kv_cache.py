@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ ATTENTION = "agentgym_rows"
 BUCKET = 32
 """Key lengths are rounded up to a multiple of this: fewer shapes, and at most 31 masked columns are read in vain."""
 
+UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sliding_window")
+"""Arguments of transformers' attention functions that change the result and that `row_attention` does not know."""
+
 
 def rounded_up(length: int) -> int:
     """``length`` rounded up to a multiple of `BUCKET`."""
@@ -26,12 +30,12 @@ class KVCache(Cache):  # type: ignore[misc]
     """Keys and values ``[layer, row, head, position, dim]`` of ``rows`` sequences of up to ``max_length`` tokens.
 
     Right-padded: position p of a row holds token p of its sequence; what lies beyond its length is old and masked.
-    One more column (`scratch`) takes what padding tokens write. Before each forward, `decode` or `prefill` says which
-    rows and positions the new tokens have; ``update`` (called by the model, once a layer) writes them there and
-    returns the rows up to the bucketed length. Memory is taken at the first forward, when the model's shapes are known.
+    One more column (`scratch`) takes what padding tokens write. Before each forward, `aim` says which rows and
+    positions the new tokens have; ``update`` (called by the model, once a layer) writes them there and returns the
+    rows up to the bucketed length. Memory is taken at the first forward, when the shapes are known.
     """
 
-    def __init__(self, rows: int, max_length: int, device: torch.device) -> None:
+    def __init__(self, layers: int, rows: int, max_length: int, device: torch.device) -> None:
         super().__init__(layers=[])
         self.rows = rows
         self.columns = rounded_up(max_length + 1)
@@ -39,28 +43,19 @@ class KVCache(Cache):  # type: ignore[misc]
         self.device = device
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        self._layers = 0
+        self._layers = layers
         self._length = 0
-        self._first = 0
-        self._count = 0
-        self._select: Tensor | None = None
-        self._rows = torch.empty(0)
+        self._rows: Sequence[int] = ()
         self._positions = torch.empty(0)
+        self._select: Tensor | None = None
         self._flat: Tensor | None = None
 
-    def reserve(self, layers: int) -> None:
-        """Say how many layers the model has; memory follows with the first forward."""
-        self._layers = layers
-
-    def decode(self, positions: Tensor, length: int) -> None:
-        """Next forward: one token for each of rows 0..n-1, at ``positions`` [n]; keys up to ``length`` are read."""
-        self.prefill(torch.arange(len(positions), device=self.device), positions[:, None], length)
-        self._first, self._count, self._select = 0, len(positions), None
-
-    def prefill(self, rows: Tensor, positions: Tensor, length: int) -> None:
-        """Next forward: tokens for ``rows`` [n], written at ``positions`` [n, T]; keys up to ``length`` are read."""
+    def aim(self, rows: Sequence[int], positions: Tensor, length: int) -> None:
+        """Next forward: tokens for ``rows`` (n), written at ``positions`` [n, T]; keys up to ``length`` are read."""
         self._rows, self._positions, self._length = rows, positions, length
-        self._select, self._flat = rows, None
+        self._flat = self._select = None
+        if list(rows) != list(range(rows[0], rows[0] + len(rows))):
+            self._select = torch.tensor(rows, device=self.device)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
@@ -78,15 +73,17 @@ class KVCache(Cache):  # type: ignore[misc]
     def _layer(self, store: Tensor, states: Tensor) -> Tensor:
         # index_copy_ over flat (row, head, position) indices is 3 times as fast as indexed assignment at these sizes.
         store.view(-1, store.shape[-1]).index_copy_(0, self._indices(store), states.reshape(-1, states.shape[-1]))
-        if self._select is None:
-            return store[self._first : self._first + self._count, :, : self._length]
-        return store[:, :, : self._length].index_select(0, self._select)
+        if self._select is not None:
+            return store[:, :, : self._length].index_select(0, self._select)
+        # Neighbouring rows are a view; the rows of a decode step always are.
+        return store[self._rows[0] : self._rows[0] + len(self._rows), :, : self._length]
 
     def _indices(self, store: Tensor) -> Tensor:
         """Flat indices [n * H * T] of the new tokens, made once a forward."""
         if self._flat is None:
             heads = torch.arange(store.shape[1], device=self.device)
-            starts = (self._rows[:, None] * store.shape[1] + heads) * self.columns
+            rows = torch.tensor(self._rows, device=self.device)
+            starts = (rows[:, None] * store.shape[1] + heads) * self.columns
             self._flat = (starts[:, :, None] + self._positions[:, None, :]).reshape(-1)
         return self._flat
 
@@ -126,13 +123,19 @@ def row_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    **_kwargs: Any,
+    **extras: Any,
 ) -> tuple[Tensor, None]:
     """Attention of queries [n, Hq, T, D] over keys [n, Hk, L, D] under a mask [n, 1, T, L].
 
     The query heads that share a key head are folded into the query length, so that grouped keys are read once and
     never copied (repeating them took four times as long at 64 rows of 256 keys).
+
+    Raises:
+        NotImplementedError: the model asks for something that changes the attention weights.
     """
+    for name in UNSUPPORTED:
+        if name in extras and extras[name] is not None:
+            raise NotImplementedError(f"attention with {name}={extras[name]}")
     rows, heads, length, _ = query.shape
     groups = heads // key.shape[1]
     if groups > 1:

@@ -6,10 +6,26 @@ from typing import Any
 
 import torch
 
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, EnvError, boundary
 from agentgym.trainer.rollout.kv_cache import ATTENTION, KVCache, rounded_up
 
 REMEDY = "Use rollout=vllm for it, or a model whose layers all have full attention."
+
+
+def check_model(model: Any, max_length: int, device: torch.device) -> None:
+    """Raise `ConfigError` unless the engine runs the model exactly; switches the model to the engine's attention."""
+    kind = model.config.model_type
+    if model.config.is_encoder_decoder or model._is_stateful:
+        raise ConfigError(
+            f"model type {kind!r} is recurrent, hybrid or an encoder-decoder: the torch engine keeps keys and values "
+            f"of full attention only. {REMEDY}"
+        )
+    check_config(model.config, max_length)
+    try:
+        with boundary(f"a trial run of model type {kind!r} in the torch engine"), torch.inference_mode():
+            check_exact(model, device)
+    except EnvError as error:
+        raise ConfigError(f"{error}. {REMEDY}") from error
 
 
 def check_config(config: Any, max_length: int) -> None:
@@ -17,8 +33,10 @@ def check_config(config: Any, max_length: int) -> None:
     kind = config.model_type
     others = sorted({t for t in getattr(config, "layer_types", None) or () if t != "full_attention"})
     if others:
-        raise ConfigError(f"model type {kind!r} has layers of type {', '.join(others)}: the torch engine keeps keys "
-                          f"and values of full attention only. {REMEDY}")  # fmt: skip
+        raise ConfigError(
+            f"model type {kind!r} has layers of type {', '.join(others)}: the torch engine keeps keys and values of "
+            f"full attention only. {REMEDY}"
+        )
     for name in ("sliding_window", "attention_chunk_size"):
         if getattr(config, name, None) is not None:
             raise ConfigError(
@@ -51,16 +69,12 @@ def check_exact(model: Any, device: torch.device) -> None:
         model.set_attn_implementation("sdpa")
     expected = model(input_ids=tokens, use_cache=False).logits.float().log_softmax(-1)
     model.set_attn_implementation(ATTENTION)
-    cache = KVCache(2, 8, device)
-    cache.reserve(model.config.num_hidden_layers)
+    cache = KVCache(model.config.num_hidden_layers, 2, 8, device)
     columns = torch.arange(rounded_up(8), device=device)
     got = []
     for start, end in ((0, 6), (6, 7), (7, 8)):
         at = positions[:, start:end]
-        if end - start > 1:
-            cache.prefill(torch.zeros(1, dtype=torch.int64, device=device), at, len(columns))
-        else:
-            cache.decode(at[:, 0], len(columns))
+        cache.aim([0], at, len(columns))
         got.append(
             model(
                 input_ids=tokens[:, start:end],

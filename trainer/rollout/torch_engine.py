@@ -19,7 +19,7 @@ from agentgym.errors import AgentGymError, ConfigError, InfraError, SessionError
 from agentgym.generation import Generation, SamplingParams
 from agentgym.trainer.rollout.decoder import Decoder
 from agentgym.trainer.rollout.gate import Gate
-from agentgym.trainer.rollout.probe import check_config, check_exact
+from agentgym.trainer.rollout.probe import check_model
 from agentgym.trainer.rollout.sampling import check_params, uniforms
 from agentgym.trainer.rollout.slots import Turn
 
@@ -91,11 +91,9 @@ class TorchEngine:
         """
         if max_slots < 1 or max_length < 2:
             raise ConfigError(f"max_slots={max_slots}, max_length={max_length}: expected at least 1 and 2")
-        check_config(model.config, max_length)
         self.device = torch.device(device)
         model.to(self.device).eval()
-        with torch.inference_mode():
-            check_exact(model, self.device)
+        check_model(model, max_length, self.device)
         self.max_slots, self.max_length, self.deterministic = max_slots, max_length, deterministic
         self._vocabulary = int(model.config.vocab_size)
         self._tokenizer = tokenizer

@@ -59,7 +59,7 @@ class RolloutWorker:
         self.setup = setup
         plugins.load(setup.plugins)
         settings = setup.rollout
-        self.tokenizer = load_tokenizer(setup.model.path)
+        self.tokenizer = load_tokenizer(setup.model.path, revision=setup.model.revision)
         self.renderer = Renderer(self.tokenizer, template_kwargs=settings.template_kwargs)
         self.engine: Engine = make_engine(setup, self.tokenizer)
         self.manager = SessionManager(

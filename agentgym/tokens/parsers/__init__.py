@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from agentgym import plugins
 from agentgym.registry import Registry
 
 from .base import ParsedTurn, ToolParser, Tools
@@ -17,7 +18,7 @@ __all__ = ["DEFAULT_PARSER", "ParsedTurn", "ToolParser", "Tools", "get_parser", 
 DEFAULT_PARSER = "hermes"
 _VLLM = "vllm:"
 
-parsers: Registry[Callable[[], ToolParser]] = Registry("tool parser")
+parsers: Registry[Callable[[], ToolParser]] = Registry("tool parser", before_lookup=plugins.scan)
 """Names to `ToolParser` classes (or anything that makes one without arguments)."""
 
 for _name, _target in {

@@ -175,6 +175,21 @@ class Thinking:
         return self._closes[i] + len(END_THINK) if i < len(self._closes) else self._length
 
 
+def split_thinking(text: str) -> tuple[str, str]:
+    """The thinking blocks of a text, tags included, and the rest of it."""
+    thinking = Thinking(text)
+    blocks, rest, pos = [], [], 0
+    first = _THINK_TAG.search(text)
+    if first is not None and first.group() == END_THINK:  # the prompt had opened the block
+        blocks.append(text[: first.end()])
+        pos = first.end()
+    while (start := text.find(THINK, pos)) >= 0:
+        rest.append(text[pos:start])
+        pos = thinking.end(start)
+        blocks.append(text[start:pos])
+    return "".join(blocks), "".join([*rest, text[pos:]])
+
+
 _SPACE = re.compile(r"\s*")
 
 

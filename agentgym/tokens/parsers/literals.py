@@ -96,10 +96,12 @@ def _unescape(match: re.Match[str]) -> str:
 
 def _to_number(digits: str, pos: int) -> int | float:
     try:
+        if not any(c in digits for c in ".eE"):
+            return int(digits)
         number = float(digits)
         if math.isinf(number):
-            raise ValueError("too large")
-        return number if any(c in digits for c in ".eE") else int(digits)
+            raise ValueError("it is too large")
+        return number
     except ValueError as error:
         raise LiteralError(f"the number {digits[:40]} cannot be read: {error}", pos) from error
 

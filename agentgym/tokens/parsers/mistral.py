@@ -7,7 +7,7 @@ import re
 from agentgym.types import AssistantTurn
 
 from .base import TaggedParser, Tools, TurnBuilder, join, skip_space
-from .json_calls import Malformed, decode, decode_values, dump_call, to_call
+from .json_calls import Malformed, decode, dump_call, to_call
 
 TAG = "[TOOL_CALLS]"
 _FORM = f'Write it as {TAG}[{{"name": "...", "arguments": {{...}}}}]'
@@ -20,24 +20,24 @@ class MistralParser(TaggedParser):
     marker = re.escape(TAG)
 
     def read(self, text: str, match: re.Match[str], turn: TurnBuilder, tools: Tools | None) -> int:
-        start = pos = skip_space(text, match.end())
-        named = _NAMED.match(text, pos)
-        if named is not None:
-            found = decode(text, named.end())
-            if not isinstance(found, Malformed):
-                arguments, end = found
-                turn.add(to_call({"name": named[1], "arguments": arguments}, text[start:end]))
-                return end
+        start = skip_space(text, match.end())
+        named = _NAMED.match(text, start)
+        begin = named.end() if named is not None else start
+        if text[begin : begin + 1] not in ("[", "{") or text.startswith(TAG, begin):
+            return self._malformed(text, start, Malformed(f"no call follows {TAG}", begin), turn)
+        found = decode(text, begin)
+        if isinstance(found, Malformed):
             return self._malformed(text, start, found, turn)
-        for item in decode_values(text, pos):
-            if isinstance(item, Malformed):
-                return self._malformed(text, start, item, turn)
-            value, end = item
-            turn.add(to_call(value, text[pos:end].strip()))
-            pos = end
-        if pos == start:
-            return self._malformed(text, start, Malformed(f"no call follows {TAG}", pos), turn)
-        return pos
+        value, end = found
+        raw = text[start:end]
+        if named is not None:
+            turn.add(to_call({"name": named[1], "arguments": value}, raw))
+            return end
+        for item in value if isinstance(value, list) else [value]:
+            turn.add(to_call(item, raw))
+        if not value:
+            return self._malformed(text, start, Malformed("there is no call in it", end), turn)
+        return end
 
     def _malformed(self, text: str, start: int, problem: Malformed, turn: TurnBuilder) -> int:
         following = text.find(TAG, problem.pos)

@@ -31,7 +31,7 @@ class ToySums(ToolEnv):
         self.selection = selection
 
     def tasks(self, split: str) -> Sequence[Task]:
-        start = 0 if split == "train" else self.size
+        start = {"train": 0, "validation": self.size}[split]
         return [
             Task(
                 id=f"{split}-{i}",

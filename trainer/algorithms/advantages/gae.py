@@ -37,8 +37,7 @@ def gae(
     if values is None:
         raise ConfigError("advantage 'gae' needs the critic's values; configure a critic, or choose e.g. 'grpo'")
     packed, (reward, value) = pack(response_mask, valid, token_level_rewards, values)
-    following = torch.nn.functional.pad(value[:, 1:], (0, 1))
-    delta = reward + config.gamma * following - value
-    advantages = packed.line(suffix_sums(delta, config.gamma * config.lam))
-    returns = packed.spread(advantages + packed.line(value))
+    delta = reward + config.gamma * packed.following(value) - value
+    advantages = packed.line(suffix_sums(packed.rows(delta), config.gamma * config.lam))
+    returns = packed.spread(advantages + value)
     return packed.spread(whiten(advantages) if config.whiten else advantages), returns

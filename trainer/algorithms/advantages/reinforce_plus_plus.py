@@ -30,5 +30,5 @@ def reinforce_plus_plus(
     Arguments and results: `AdvantageFn`. Returns are the rewards-to-go before whitening.
     """
     packed, (reward,) = pack(response_mask, valid, token_level_rewards)
-    returns = packed.line(suffix_sums(reward, config.gamma))
+    returns = packed.line(suffix_sums(packed.rows(reward), config.gamma))
     return packed.spread(whiten(returns) if config.whiten else returns), packed.spread(returns)

@@ -36,6 +36,6 @@ def remax(
     baseline = reward_baselines.to(token_level_rewards.device)
     usable = baseline.isfinite() if valid is None else baseline.isfinite() & valid.bool().to(baseline.device)
     packed, (reward,) = pack(response_mask, usable, token_level_rewards)
-    returns = suffix_sums(reward, 1.0)
+    returns = suffix_sums(packed.rows(reward), 1.0)
     advantages = returns - baseline.nan_to_num(posinf=0.0, neginf=0.0).to(returns.dtype)[:, None]
     return packed.spread(packed.line(advantages)), packed.spread(packed.line(returns))

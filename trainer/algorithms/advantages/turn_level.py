@@ -53,10 +53,8 @@ def turn_level(
 
     advantages = _normalised(rollouts, to_go, present, config.norm_by_std).to(mask.device)
     packed = Packed.of(mask)
-    return (
-        packed.spread(advantages[owner[row], turn].to(rollouts.dtype)),
-        packed.spread(to_go[row, turn].to(rollouts.dtype)),
-    )
+    of_tokens = (advantages[owner[row], turn], to_go[row, turn])
+    return packed.spread(of_tokens[0].to(rollouts.dtype)), packed.spread(of_tokens[1].to(rollouts.dtype))
 
 
 def _normalised(rollouts: RolloutScores, to_go: Tensor, present: Tensor, norm_by_std: bool) -> Tensor:

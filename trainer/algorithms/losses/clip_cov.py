@@ -47,11 +47,7 @@ def clip_cov(
     return loss, terms.metrics(clip_fraction=removed)
 
 
-def _draw(covariance: Tensor, candidate: Tensor, number: int, seed: int) -> Tensor:
-    """[B, T] bool: ``number`` candidates, drawn from their order by covariance so that row order cannot matter."""
-    position = candidate.flatten().nonzero().squeeze(1)
-    position = position[covariance.flatten()[position].argsort(stable=True)]
+def _draw(position: Tensor, number: int, seed: int) -> Tensor:
+    """``number`` of the flat positions, drawn at random."""
     order = torch.randperm(len(position), generator=torch.Generator().manual_seed(seed))[:number]
-    drawn = torch.zeros_like(candidate).flatten()
-    drawn[position[order.to(position.device)]] = True
-    return drawn.view_as(candidate)
+    return position[order.to(position.device)]

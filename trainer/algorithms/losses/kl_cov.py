@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from agentgym.trainer.algorithms.aggregation import Totals
@@ -40,12 +39,3 @@ def kl_cov(
     token_loss = -terms.advantages * terms.ratio + select(penalty, penalised)
     loss = terms.aggregate(token_loss, loss_agg_mode or "token-mean", config, loss_mask=loss_mask, totals=totals)
     return loss, terms.metrics(penalty_fraction=penalised)
-
-
-def _highest(covariance: Tensor, mask: Tensor, ratio: float) -> Tensor:
-    """[B, T] bool: the tokens with the highest covariance."""
-    tokens = int(mask.sum())
-    number = max(1, int(tokens * ratio)) if tokens and ratio > 0 else 0
-    chosen = torch.zeros_like(mask).flatten()
-    chosen[covariance.masked_fill(~mask, -torch.inf).flatten().topk(number).indices] = True
-    return chosen.view_as(mask)

@@ -100,7 +100,17 @@ def row_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def covariances(terms: Terms) -> Tensor:
-    """[B, T] ``(A - mean A)(lp - mean lp)`` of each token, means over the masked tokens; no gradient."""
-    log_prob = terms.log_prob.detach()
-    deviation = log_prob - masked_mean(log_prob, terms.mask)
-    return (terms.advantages - masked_mean(terms.advantages, terms.mask)) * deviation
+    """[B, T] ``(A - mean A)(lp - mean lp)`` of each token, means over the masked tokens; no gradient.
+
+    By way of float64, so that equal covariances come out equal.
+    """
+    log_prob, advantages = terms.log_prob.detach().double(), terms.advantages.double()
+    product = (advantages - masked_mean(advantages, terms.mask)) * (log_prob - masked_mean(log_prob, terms.mask))
+    return product.to(terms.log_prob.dtype)
+
+
+def by_covariance(terms: Terms, covariance: Tensor, candidates: Tensor) -> Tensor:
+    """Flat positions of the candidates [B, T], lowest covariance first, ties by log-prob: row order cannot matter."""
+    position = candidates.flatten().nonzero().squeeze(1)
+    position = position[terms.log_prob.detach().flatten()[position].argsort(stable=True)]
+    return position[covariance.flatten()[position].argsort(stable=True)]

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from agentgym.tool_results import ByteCutter, CutSide, ToolResult, as_response, cut_marker, join_responses, read_result
+from agentgym.types import ToolCall, ToolResponse
+
+
+class Model(BaseModel):
+    a: int
+
+
+@dataclasses.dataclass
+class Data:
+    a: int
+
+
+class Kind(Enum):
+    A = "a"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("plain", "plain"),
+        ("", ""),
+        ({"a": 1}, '{"a": 1}'),
+        ([1, "x", None], '[1, "x", null]'),
+        (3.0, "3.0"),
+        (3, "3"),
+        (True, "true"),
+        (False, "false"),
+        (None, ""),
+        (b"bytes \xff", "bytes �"),
+        (bytearray(b"ok"), "ok"),
+        ({"t": "5 < 7 & 日本"}, '{"t": "5 < 7 & 日本"}'),  # A16
+        ("lone \ud83d surrogate", "lone ? surrogate"),
+        ({"t": "\ud83d"}, '{"t": "?"}'),
+        (Model(a=1), '{"a": 1}'),
+        ([Data(a=2), Kind.A, datetime.date(2024, 2, 29), {5}], '[{"a": 2}, "a", "2024-02-29", [5]]'),
+        (np.int64(4), "4"),
+        (np.float64(0.5), "0.5"),
+        (np.arange(3), "[0, 1, 2]"),
+        (ToolResponse(), ""),
+        (ToolResponse(text="t"), "t"),
+    ],
+)
+def test_text_of_returned_values(value: Any, text: str) -> None:  # B15
+    assert as_response(value, "f").text == text
+
+
+def test_response_keeps_images() -> None:
+    assert as_response(ToolResponse(image=["i"], video=["v"]), "f") == ToolResponse(text="", image=["i"], video=["v"])
+
+
+@pytest.mark.parametrize("value", [object(), {"a": object()}, {1, 2, object()}, {(1, 2): 3}, ToolResponse(text=3)])  # type: ignore[arg-type]
+def test_values_without_a_json_form_are_a_fault_that_names_the_tool(value: Any) -> None:
+    with pytest.raises(TypeError, match="tool 'f' returned a "):
+        as_response(value, "f")
+
+
+def test_circular_data_is_a_fault() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(TypeError, match="no JSON form"):
+        as_response(value, "f")
+
+
+def test_tuples_carry_reward_and_metrics() -> None:
+    assert read_result(("a", 1), "f") == (ToolResponse(text="a"), 1.0, {})
+    assert read_result(({"b": 1}, None, None), "f") == (ToolResponse(text='{"b": 1}'), None, {})
+    assert read_result((None, np.float32(0.5), {"n": 2}), "f") == (ToolResponse(text=""), 0.5, {"n": 2})
+    assert read_result([1, 2], "f") == (ToolResponse(text="[1, 2]"), None, {})
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (("a",), "tuple of 1"),
+        (("a", 1, {}, 2), "tuple of 4"),
+        (("a", "b"), "reward 'b'"),
+        (("a", 1.0, [1]), r"metrics \[1\]"),
+    ],
+)
+def test_other_tuples_are_a_fault(value: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        read_result(value, "f")
+
+
+def test_message_of_text_and_of_parts() -> None:
+    call = ToolCall(name="f", arguments={}, id="call00001")
+    text = ToolResult(call=call, response=ToolResponse(text="t"), metrics={})
+    assert text.message() == {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": "t"}
+    parts = ToolResult(call=call, response=ToolResponse(text="t", image=["i"], video=["v"]), metrics={})
+    assert parts.message()["content"] == [
+        {"type": "text", "text": "t"},
+        {"type": "image", "image": "i"},
+        {"type": "video", "video": "v"},
+    ]
+    assert ToolResult(call=call, response=ToolResponse(), metrics={}).message()["content"] == ""
+
+
+def test_joined_responses() -> None:
+    first, second = ToolResponse(text="a", image=[1]), ToolResponse(text="b", image=[2])
+    assert join_responses(first, second) == ToolResponse(text="a\nb", image=[1, 2], video=[])
+    assert join_responses(ToolResponse(), second).text == "b"
+
+
+@pytest.mark.parametrize(
+    ("side", "expected"),
+    [
+        ("right", "01234567" + cut_marker(4)),
+        ("left", cut_marker(4) + "GHIJKLMN"),
+        ("middle", "0123" + cut_marker(4) + "KLMN"),
+    ],
+)
+def test_cut_drops_the_named_side_and_says_how_much(side: CutSide, expected: str) -> None:  # B12
+    text = "0123456789ABCDEFGHIJKLMN"  # 24 bytes, 6 tokens
+    assert ByteCutter().cut(text, 2, side) == expected
+
+
+def test_text_at_the_limit_is_not_cut() -> None:
+    assert ByteCutter().cut("12345678", 2, "middle") == "12345678"
+    assert ByteCutter().cut("123456789", 2, "right") == "12345678" + cut_marker(1)
+
+
+@given(text=st.text(max_size=60), limit=st.integers(1, 10), side=st.sampled_from(["left", "right", "middle"]))
+def test_cut_keeps_at_most_the_limit_of_whole_characters(text: str, limit: int, side: CutSide) -> None:
+    cut = ByteCutter().cut(text, limit, side)
+    if len(text.encode()) <= 4 * limit:
+        assert cut == text
+        return
+    head, found, rest = cut.partition("\n[... ")
+    tail = rest.split(" tokens left out ...]\n", 1)[1]
+    assert found
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert 4 * limit - 6 <= len((head + tail).encode()) <= 4 * limit
