@@ -284,7 +284,7 @@ class Env(gymnasium.Env[Observation, Action]):
                 f"await areset(), astep() and aclose() instead"
             )
         loop = self._other_loop()
-        return block_on(loop, _await(part))
+        return block_on(loop, _await(part), self._thread)
 
     async def _acall(self, part: Callable[[], Any], way: Way) -> Any:
         """Run the author's code for an async caller."""

@@ -231,8 +231,8 @@ def check_shippable(spec: EnvSpec) -> None:
     module = spec.entry_point.partition(":")[0] if isinstance(spec.entry_point, str) else spec.entry_point.__module__
     what = _module_file(module) or "path/to/file.py" if module == "__main__" else module
     raise ConfigError(
-        f"environment {spec.name!r} was registered by {spec.origin}, but not through a plugin, so worker processes would "
-        f"not know it: list the module or file that registers it, like plugins={what}"
+        f"environment {spec.name!r} was registered by {spec.origin}, but not through a plugin, so worker processes "
+        f"would not know it: list the module or file that registers it, like plugins={what}"
     )
 
 

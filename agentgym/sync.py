@@ -100,6 +100,23 @@ class SyncThread:
             return fn(*args, **kwargs)
         return self.submit(fn, *args, **kwargs).result()
 
+    def wait(self, future: Future[T]) -> T:
+        """Wait, on this thread, for a result that may itself need this thread: queued calls run meanwhile.
+
+        Async code that a blocking call waits for can so use the thread without waiting for itself.
+        """
+        stop = False
+        future.add_done_callback(lambda _: self._jobs.put(_nothing))
+        while not future.done():
+            job = self._jobs.get()
+            if job is None:
+                stop = True
+            else:
+                job()
+        if stop:
+            self._jobs.put(None)
+        return future.result()
+
     def close(self, timeout: float = 0.0) -> bool:
         """Take no more calls and wait up to ``timeout`` seconds for those that were accepted. Idempotent.
 
@@ -213,11 +230,15 @@ async def _wind_down() -> None:
     loop.stop()
 
 
-def block_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run the coroutine on ``loop`` (which runs in another thread) and wait; interrupting the wait cancels it."""
+def block_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], thread: SyncThread | None = None) -> T:
+    """Run the coroutine on ``loop`` (which runs in another thread) and wait; interrupting the wait cancels it.
+
+    Args:
+        thread: a `SyncThread` that the coroutine may use; if the caller runs on it, it serves the coroutine meanwhile.
+    """
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
-        return future.result()
+        return thread.wait(future) if thread is not None and thread.current else future.result()
     except BaseException:
         future.cancel()
         raise

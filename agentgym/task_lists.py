@@ -58,6 +58,8 @@ def task_list(cls: type, kwargs: Mapping[str, Any] | None, split: str) -> TaskLi
 
     A list of one's own, if the arguments are unknown (None) or hold more than plain data: such cannot be compared.
     """
+    if kwargs is None:
+        return TaskList()
     try:
         key = (cls, split, _frozen(kwargs))
     except TypeError:
@@ -76,6 +78,6 @@ def _frozen(value: Any) -> object:
         return ("dict", *sorted((str(name), _frozen(part)) for name, part in value.items()))
     if isinstance(value, list | tuple):
         return ("list", *map(_frozen, value))
-    if type(value) in (str, int, float, bool):
+    if value is None or type(value) in (str, int, float, bool):
         return (type(value).__name__, repr(value))
     raise TypeError(f"{value!r} is not plain data")

@@ -102,6 +102,10 @@ class BaseTool:
             self._checker = ArgumentChecker(self.name, self.tool_schema["function"]["parameters"], closed=False)
         return self._checker
 
+    def check(self) -> None:
+        """Raise `ConfigError` if the tool cannot be called: its parameters are not a JSON schema."""
+        _ = self.checker
+
     def context_key(self, method: str) -> str | None:
         """Name of the parameter with which the method asks for the `ToolContext`, if it does."""
         if method not in self._context_keys:
@@ -168,6 +172,8 @@ class FunctionTool(BaseTool, Generic[P, R]):
     ) -> None:
         if isinstance(fn, (type, BaseTool)):
             raise ConfigError(f"function_tool got {fn!r}; expected a function")
+        if timeout is not None and timeout <= 0:
+            raise ConfigError(f"function_tool: timeout={timeout}: expected a number of seconds above 0")
         name = name or getattr(fn, "__name__", None)
         if name is None:
             raise ConfigError(f"function_tool: {fn!r} has no name. Pass one: function_tool(name=...)(fn)")
@@ -213,6 +219,14 @@ class FunctionTool(BaseTool, Generic[P, R]):
             self._checker = ArgumentChecker(self.name, self.tool_schema["function"]["parameters"], closed=True)
         return self._checker
 
+    def check(self) -> None:
+        """Raise `ConfigError` if the tool cannot be called: it is a method without an instance."""
+        if self._is_method:
+            raise ConfigError(
+                f"tool {self.name!r} is a method, taken from its class; take it from an instance: instance.{self.name}"
+            )
+        super().check()
+
     def read_parameters(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments in the types of the hints. Raises `ToolError` with a text that the model can act on."""
         self.checker.check(arguments)
@@ -226,8 +240,6 @@ class FunctionTool(BaseTool, Generic[P, R]):
         self, instance_id: str, parameters: dict[str, Any], context: ToolContext | None = None, **kwargs: Any
     ) -> tuple[ToolResponse, float | None, dict[str, Any]]:
         """Call the function: on a thread, or on the event loop if it is async or ``inline``."""
-        if self._is_method:
-            raise TypeError(f"tool {self.name!r} is a method; use the one of an instance: instance.{self.name}")
         arguments: dict[str, Any] = {**copy.deepcopy(self._copied_defaults), **parameters}
         if self._context_key is not None:
             arguments[self._context_key] = context

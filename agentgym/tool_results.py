@@ -20,9 +20,10 @@ class TokenCutter(Protocol):
     """Cuts text to a number of tokens; the renderer of a model has the exact one."""
 
     def cut(self, text: str, limit: int, side: CutSide) -> str:
-        """``text`` unchanged if it has at most ``limit`` tokens; else ``limit`` tokens of it and a marker on top.
+        """``text`` if it has at most ``limit`` tokens; else what fits of it beside a marker that says how much is gone.
 
-        The marker says how much was dropped (`cut_marker`). ``side`` is the part that is dropped.
+        The result, marker included, has at most ``limit`` tokens. ``side`` is the part that is dropped: ``left`` keeps
+        the end, ``right`` the beginning, ``middle`` both.
         """
         ...
 
@@ -31,6 +32,8 @@ class ByteCutter:
     """The cutter without a tokenizer: four UTF-8 bytes count as one token."""
 
     BYTES_PER_TOKEN = 4
+    MARKERS = ("[... {} tokens cut ...]", "[{} cut]", "")
+    """The first for which there is room."""
 
     def cut(self, text: str, limit: int, side: CutSide) -> str:
         """See `TokenCutter`; never cuts inside of a character."""
@@ -38,16 +41,13 @@ class ByteCutter:
         size = limit * self.BYTES_PER_TOKEN
         if len(data) <= size:
             return text
-        head_size = {"left": 0, "right": size, "middle": size - size // 2}[side]
-        head = data[:head_size].decode(errors="ignore")
-        tail = data[len(data) - (size - head_size) :].decode(errors="ignore")
-        dropped = -(-(len(data) - len(head.encode()) - len(tail.encode())) // self.BYTES_PER_TOKEN)
-        return f"{head}{cut_marker(dropped)}{tail}"
-
-
-def cut_marker(dropped: int) -> str:
-    """The text that stands where ``dropped`` tokens were left out."""
-    return f"\n[... {dropped} tokens left out ...]\n"
+        marker = next(marker for marker in self.MARKERS if len(marker.format(len(data))) < size)
+        keep = size - len(marker.format(len(data)))
+        begin = {"left": 0, "right": keep, "middle": keep - keep // 2}[side]
+        head = data[:begin].decode(errors="ignore")
+        tail = data[len(data) - (keep - begin) :].decode(errors="ignore")
+        dropped = len(data) - len(head.encode()) - len(tail.encode())
+        return head + marker.format(-(-dropped // self.BYTES_PER_TOKEN)) + tail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

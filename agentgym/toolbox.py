@@ -39,7 +39,7 @@ class ToolLimits(BaseModel):
     release_timeout: float = Field(default=5.0, gt=0)
     """Seconds for the release of all tools together; each may use an equal share of what is left."""
     max_tool_response_tokens: int | None = Field(default=None, ge=1)
-    """Longer text is cut to so many tokens, plus a marker that says how many were left out; None: no limit."""
+    """Longer text is cut to so many tokens, with a marker that says how many are gone; None: no limit."""
     truncate_side: CutSide = "middle"
     """The part of a long text that is cut away."""
 
@@ -63,7 +63,8 @@ class Toolbox:
         cutter: counts and cuts tokens; None: four UTF-8 bytes are one token. May be set later.
 
     Raises:
-        ConfigError: two tools of one name, an unknown name, or create arguments that the tool does not take.
+        ConfigError: two tools of one name, an unknown name, a tool that cannot be called, or create arguments that it
+            does not take.
     """
 
     def __init__(
@@ -120,10 +121,12 @@ class Toolbox:
         return [self._finish(answer) for answer in answers]
 
     async def rewards(self) -> dict[str, float]:
-        """`BaseTool.calc_reward` per tool that was created in this session; the tools are asked at the first call."""
+        """`BaseTool.calc_reward` per tool that was created in this session; functions have none. Tools are asked once."""
         if self._rewards is None:
             self._rewards = {
-                name: await instance.reward() for name, instance in self._instances.items() if instance.created
+                name: await instance.reward()
+                for name, instance in self._instances.items()
+                if instance.created and not isinstance(instance.tool, FunctionTool)
             }
         return dict(self._rewards)
 
@@ -220,8 +223,10 @@ def select_tools(tools: Sequence[BaseTool], selection: Sequence[str] | None, *, 
         where: the task or the row of the data file, for messages.
 
     Raises:
-        ConfigError: two tools of one name, or an unknown name.
+        ConfigError: two tools of one name, an unknown name, or a tool that cannot be called.
     """
+    for tool in tools:
+        tool.check()
     known = {tool.name: tool for tool in tools}
     if len(known) < len(tools):
         names = [tool.name for tool in tools]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentgym.errors import InfraError
 from agentgym.rollout import Rollout
 from agentgym.runner import RolloutRequest
 from agentgym.trainer.algorithms import Totals
@@ -19,6 +21,9 @@ from agentgym.trainer.packing import MicroBatch, plan
 from agentgym.trainer.rollout.engines import RolloutSetup
 from agentgym.trainer.rollout.worker import RolloutReport, RolloutWorker
 from agentgym.trainer.worker import ActorWorker, MiniBatch, ModelWorker
+
+
+logger = logging.getLogger(__name__)
 
 
 class WorkerGroup:
@@ -183,4 +188,7 @@ class RolloutGroup:
 
     def close(self) -> None:
         """End all sessions and the engines."""
-        wait([worker.submit("close") for worker in self.group.workers], what="rollout.close", timeout=60)
+        try:
+            wait([worker.submit("close") for worker in self.group.workers], what="rollout.close", timeout=60)
+        except InfraError as error:  # the cluster ends the processes anyway
+            logger.warning("%s", error)

@@ -6,7 +6,7 @@ import math
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,40 @@ class MiniBatch:
 
     micro_batches: list[MicroBatch]
     totals: Totals
+
+
+@dataclass(slots=True)
+class UpdateRecord:
+    """What an update measures on one rank."""
+
+    actor: MetricMeans = field(default_factory=MetricMeans)
+    engine_gap: MetricMeans = field(default_factory=MetricMeans)
+    """Distance between the engine's log-probs and the trainer's of the same tokens."""
+    engine_gap_max: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    """This rank's share, per optimizer step."""
+    norms: list[float] = field(default_factory=list)
+    """Gradient norm before clipping, per optimizer step."""
+
+    def merge(self, other: UpdateRecord) -> None:
+        """Take in another rank's record: means are weighted, shares summed, norms (which all ranks know) kept."""
+        self.actor.merge(other.actor)
+        self.engine_gap.merge(other.engine_gap)
+        self.engine_gap_max = max(self.engine_gap_max, other.engine_gap_max)
+        self.losses = [a + b for a, b in zip(self.losses, other.losses, strict=True)]
+
+    def metrics(self, lr: float) -> dict[str, float]:
+        """Flat names and numbers."""
+        finite = [norm for norm in self.norms if math.isfinite(norm)]
+        return {
+            "actor/loss": sum(self.losses) / max(len(self.losses), 1),
+            "actor/grad_norm": sum(finite) / max(len(finite), 1),
+            "actor/skipped_updates": float(len(self.norms) - len(finite)),
+            "actor/lr": lr,
+            "rollout/logprob_gap_max": self.engine_gap_max,
+            **{f"rollout/{name}": value for name, value in self.engine_gap.result().items()},
+            **{f"actor/{name}": value for name, value in self.actor.result().items()},
+        }
 
 
 class ModelWorker:
@@ -140,24 +174,22 @@ class ActorWorker(ModelWorker):
 
     def update(self, batch: Batch, mini_batches: Sequence[MiniBatch], lr: float) -> dict[str, float]:
         """One optimizer step per mini-batch. Returns metrics, the same on every rank."""
-        means = MetricMeans()
-        losses: list[float] = []
-        norms: list[float] = []
+        record = UpdateRecord()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         for mini in mini_batches:
             loss = 0.0
             for i, micro in enumerate(mini.micro_batches):
                 self.model.set_requires_gradient_sync(i + 1 == len(mini.micro_batches))  # type: ignore[operator]
-                share = self._loss(batch, micro, mini.totals, means)
+                share = self._loss(batch, micro, mini.totals, record)
                 # FSDP averages gradients over ranks; the shares of a loss are to be summed.
                 torch.autograd.backward(share * self.world_size)
                 loss += float(share.detach())
-            norms.append(self._step())
-            losses.append(loss)
-        return self._collect(means, losses, norms, lr)
+            record.norms.append(self._step())
+            record.losses.append(loss)
+        return self._merged(record).metrics(lr)
 
-    def _loss(self, batch: Batch, micro: MicroBatch, totals: Totals, means: MetricMeans) -> Tensor:
+    def _loss(self, batch: Batch, micro: MicroBatch, totals: Totals, record: UpdateRecord) -> Tensor:
         """This micro-batch's share of the mini-batch loss."""
         algo = self.algo
         log_prob, entropy = self._forward(batch, micro, entropy_grad=algo.entropy_coef != 0.0)
@@ -166,17 +198,17 @@ class ActorWorker(ModelWorker):
         rows = batch[torch.tensor(micro.rows)]
         width = log_prob.shape[1]
 
-        def field(name: str) -> Tensor:
+        def column(name: str) -> Tensor:
             return rows[name][:, :width].to(self.device)
 
-        mask, loss_mask = field("response_mask"), field("loss_mask")
-        old = field("old_log_probs") if "old_log_probs" in rows.keys() else log_prob.detach()  # noqa: SIM118
-        extra = {name: field(name) for name in algo.extra_loss_fields}
-        weights = field("rollout_is_weights") if "rollout_is_weights" in rows.keys() else None  # noqa: SIM118
+        mask, loss_mask = column("response_mask"), column("loss_mask")
+        old = column("old_log_probs") if "old_log_probs" in rows.keys() else log_prob.detach()  # noqa: SIM118
+        extra = {name: column(name) for name in algo.extra_loss_fields}
+        weights = column("rollout_is_weights") if "rollout_is_weights" in rows.keys() else None  # noqa: SIM118
         loss, metrics = self.loss_fn(
             old,
             log_prob,
-            field("advantages"),
+            column("advantages"),
             mask,
             algo.loss_agg_mode,
             algo,
@@ -192,13 +224,16 @@ class ActorWorker(ModelWorker):
             return aggregate_loss(values, mask, mode, loss_mask=loss_mask, totals=totals, norm_length=algo.norm_length)
 
         if algo.kl_loss.coef > 0.0:
-            kl = kl_penalty(log_prob, field("ref_log_probs"), algo.kl_loss.kind)
+            kl = kl_penalty(log_prob, column("ref_log_probs"), algo.kl_loss.kind)
             loss = loss + algo.kl_loss.coef * aggregate(kl)
             metrics["ref_kl"] = masked_mean(kl.detach(), mask)
         if algo.entropy_coef != 0.0:
             loss = loss - algo.entropy_coef * aggregate(entropy)
         metrics["entropy"] = masked_mean(entropy.detach(), mask)
-        means.add(metrics, mask.sum())
+        record.actor.add(metrics, mask.sum())
+        gap = (old - column("rollout_log_probs")).abs() * mask
+        record.engine_gap.add({"logprob_gap_mean": masked_mean(gap, mask)}, mask.sum())
+        record.engine_gap_max = max(record.engine_gap_max, float(gap.max()))
         return loss
 
     def _step(self) -> float:
@@ -210,24 +245,16 @@ class ActorWorker(ModelWorker):
         self.optimizer.zero_grad(set_to_none=True)
         return value
 
-    def _collect(self, means: MetricMeans, losses: list[float], norms: list[float], lr: float) -> dict[str, float]:
+    def _merged(self, record: UpdateRecord) -> UpdateRecord:
+        """The record of all ranks together."""
+        if self.world_size == 1:
+            return record
         gathered: list[Any] = [None] * self.world_size
-        if self.world_size > 1:
-            dist.all_gather_object(gathered, (means, losses))
-        else:
-            gathered = [(means, losses)]
-        total = MetricMeans()
-        for other, _ in gathered:
-            total.merge(other)
-        loss = sum(sum(per_rank) for _, per_rank in gathered) / max(len(losses), 1)
-        finite = [n for n in norms if math.isfinite(n)]
-        return {
-            "actor/loss": loss,
-            "actor/grad_norm": sum(finite) / max(len(finite), 1),
-            "actor/skipped_updates": float(len(norms) - len(finite)),
-            "actor/lr": lr,
-            **{f"actor/{name}": value for name, value in total.result().items()},
-        }
+        dist.all_gather_object(gathered, record)
+        for other in gathered[1:]:
+            gathered[0].merge(other)
+        merged: UpdateRecord = gathered[0]
+        return merged
 
     def state_dict(self) -> dict[str, Tensor] | None:
         """Full weights under Hugging Face names, on rank 0; None elsewhere. Every rank must be asked."""

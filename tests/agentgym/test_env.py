@@ -535,6 +535,29 @@ async def test_instances_do_not_share_state_and_a_new_episode_starts_afresh() ->
         await env.aclose()
 
 
+async def test_async_code_may_use_the_thread_on_which_its_sync_caller_waits() -> None:
+    class Scored(AsyncEcho):
+        async def astep(self, action: Action) -> StepReturn:
+            reward = await self.sync_thread.run(lambda: 0.5)
+            return (), reward, True, False, {}
+
+    class Over(Scored):
+        def step(self, action: Action) -> StepReturn:
+            return super().step(action)
+
+    for cls in (Scored, Over):
+        env = cls()
+        await env.sync_thread.run(env.reset)  # as a wrapped environment is played
+        assert (await asyncio.wait_for(env.sync_thread.run(env.step, "x"), 10))[1] == 0.5
+        await env.sync_thread.run(env.close)
+        await env.aclose()
+        assert env.closings == 1
+    env = Over()
+    await env.areset()
+    assert (await asyncio.wait_for(env.astep("x"), 10))[1] == 0.5
+    await env.aclose()
+
+
 def test_a_sync_caller_of_an_async_environment_gets_one_private_loop() -> None:
     env = AsyncEcho()
     play_sync(env, ["x", "y"])

@@ -182,9 +182,23 @@ async def test_methods_are_bound_to_their_instance() -> None:  # A18
     assert await call(one.double, n=4) == "8"
 
 
-async def test_an_unbound_method_says_so() -> None:
-    with pytest.raises(TypeError, match=r"'move' is a method; use the one of an instance"):
-        await call(Room.move, steps=1)
+def test_an_unbound_method_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"'move' is a method, taken from its class; take it from an instance"):
+        Room.move.check()
+    Room().move.check()
+    Room.double.check()
+
+
+def test_parameters_that_are_no_schema_are_found_before_a_call() -> None:
+    tool = BaseTool({}, {"function": {"name": "f", "parameters": {"type": "object", "properties": 3}}})
+    with pytest.raises(ConfigError, match=r"'f': parameters are not a JSON schema: at \$\.properties"):
+        tool.check()
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0])
+def test_a_time_limit_is_positive(timeout: float) -> None:
+    with pytest.raises(ConfigError, match=r"timeout=.* above 0"):
+        function_tool(timeout=timeout)(lambda: None)
 
 
 async def test_a_tool_kept_as_a_class_attribute_stays_itself() -> None:

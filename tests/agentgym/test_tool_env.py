@@ -443,6 +443,11 @@ async def test_a_failing_release_does_not_skip_the_others(caplog: pytest.LogCapt
 # -- tool selection -----------------------------------------------------------------------------------------------
 
 
+class Two(Remembering):
+    def tasks(self, split: str) -> list[Task]:
+        return [self.only, Task(id="all", prompt="?")]
+
+
 @pytest.mark.parametrize(
     ("selection", "names"),
     [
@@ -456,32 +461,30 @@ async def test_a_failing_release_does_not_skip_the_others(caplog: pytest.LogCapt
     ids=str,
 )
 async def test_a_task_selects_its_tools(selection: Any, names: list[str]) -> None:  # E5
-    env = Remembering(tools=(add, fail), task=Task(id="only", prompt="?", tool_selection=selection))
-    for _ in range(2):  # a selection does not stick
-        await env.areset()
+    env = Two(tools=(add, fail), task=Task(id="only", prompt="?", tool_selection=selection))
+    for _ in range(2):
+        await env.areset(options={"task_id": "only"})
         assert [tool.name for tool in env.tools] == names
     observation, _, terminated, _, info = await env.astep(call("add", a=1, b=2))
     assert (observation[0]["content"] == "3") == ("add" in names)
     assert info["tool_errors"] == int("add" not in names)
     assert not terminated
-    env.only = Task(id="other", prompt="?")
-    await env.areset()
+    await env.areset(options={"task_id": "all"})  # the selection does not stick
     assert [tool.name for tool in env.tools] == ["add", "fail"]
     await env.aclose()
 
 
 async def test_an_unknown_tool_in_a_selection_names_the_task_and_the_tools() -> None:  # E5
-    env = Remembering(tools=(add, fail))
     for task in (
         Task(id="row-17", prompt="?", tool_selection=["ad"]),
         Task(id="row-17", prompt="?", tools_kwargs={"ad": {"create_kwargs": {}}}),
     ):
+        env = Remembering(tools=(add, fail), task=task)
         with pytest.raises(ConfigError, match=r"row-17.*'ad'.*Did you mean 'add'.*add, fail"):
             env.check_task(task)
-        env.only = task
         with pytest.raises(ConfigError, match="row-17"):
             await env.areset()
-    await env.aclose()
+        await env.aclose()
 
 
 async def test_create_kwargs_of_the_task_reach_the_tool() -> None:

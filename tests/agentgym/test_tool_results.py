@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agentgym.tool_results import ByteCutter, CutSide, ToolResult, as_response, cut_marker, join_responses, read_result
+from agentgym.tool_results import ByteCutter, CutSide, ToolResult, as_response, join_responses, read_result
 from agentgym.types import ToolCall, ToolResponse
 
 
@@ -115,33 +115,41 @@ def test_joined_responses() -> None:
     assert join_responses(ToolResponse(), second).text == "b"
 
 
+TEXT = "0123456789ABCDEFGHIJ" * 10  # 200 bytes, 50 tokens
+
+
 @pytest.mark.parametrize(
     ("side", "expected"),
     [
-        ("right", "01234567" + cut_marker(4)),
-        ("left", cut_marker(4) + "GHIJKLMN"),
-        ("middle", "0123" + cut_marker(4) + "KLMN"),
+        ("right", "0123456789ABCDEF[... 46 tokens cut ...]"),
+        ("left", "[... 46 tokens cut ...]456789ABCDEFGHIJ"),
+        ("middle", "01234567[... 46 tokens cut ...]CDEFGHIJ"),
     ],
 )
 def test_cut_drops_the_named_side_and_says_how_much(side: CutSide, expected: str) -> None:  # B12
-    text = "0123456789ABCDEFGHIJKLMN"  # 24 bytes, 6 tokens
-    assert ByteCutter().cut(text, 2, side) == expected
+    assert ByteCutter().cut(TEXT, 10, side) == expected
+
+
+def test_a_small_limit_has_a_small_marker_or_none() -> None:
+    assert [ByteCutter().cut(TEXT, limit, "right") for limit in (4, 3, 1)] == ["0123456[49 cut]", "012[50 cut]", "0123"]
 
 
 def test_text_at_the_limit_is_not_cut() -> None:
-    assert ByteCutter().cut("12345678", 2, "middle") == "12345678"
-    assert ByteCutter().cut("123456789", 2, "right") == "12345678" + cut_marker(1)
+    assert ByteCutter().cut(TEXT, 50, "middle") == TEXT
+    assert ByteCutter().cut(TEXT + "x", 50, "middle") != TEXT + "x"
 
 
-@given(text=st.text(max_size=60), limit=st.integers(1, 10), side=st.sampled_from(["left", "right", "middle"]))
-def test_cut_keeps_at_most_the_limit_of_whole_characters(text: str, limit: int, side: CutSide) -> None:
+@given(text=st.text(max_size=200), limit=st.integers(1, 40), side=st.sampled_from(["left", "right", "middle"]))
+def test_cut_text_has_at_most_the_limit_and_whole_characters(text: str, limit: int, side: CutSide) -> None:
     cut = ByteCutter().cut(text, limit, side)
     if len(text.encode()) <= 4 * limit:
         assert cut == text
         return
-    head, found, rest = cut.partition("\n[... ")
-    tail = rest.split(" tokens left out ...]\n", 1)[1]
-    assert found
-    assert text.startswith(head)
-    assert text.endswith(tail)
-    assert 4 * limit - 6 <= len((head + tail).encode()) <= 4 * limit
+    assert len(cut.encode()) <= 4 * limit
+    if limit >= 8:
+        head, _, rest = cut.partition("[... ")
+        count, _, tail = rest.partition(" tokens cut ...]")
+        assert text.startswith(head)
+        assert text.endswith(tail)
+        dropped = len(text.encode()) - len((head + tail).encode())
+        assert int(count) == -(-dropped // 4)

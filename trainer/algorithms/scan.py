@@ -19,8 +19,8 @@ class Packed:
     Observation tokens are cut out before anything is computed, so they cannot matter.
 
     Example:
-        mask ``[[1, 0, 1, 0], [0, 0, 1, 0]]``: ``take([[5, 9, 6, 9], [9, 9, 7, 9]])`` is the line ``[5, 6, 7]``, its ``rows``
-        are ``[[5, 6], [7, 0]]``, its ``following`` is ``[6, 0, 0]`` and its ``spread`` is ``[[5, 0, 6, 0], [0, 0, 7, 0]]``.
+        mask ``[[1, 0, 1], [0, 1, 0]]``: ``take([[5, 9, 6], [9, 7, 9]])`` is the line ``[5, 6, 7]``, its ``rows`` are
+        ``[[5, 6], [7, 0]]``, its ``following`` is ``[6, 0, 0]`` and its ``spread`` is ``[[5, 0, 6], [0, 7, 0]]``.
     """
 
     shape: torch.Size

@@ -121,8 +121,8 @@ def test_unscorable_rows_take_no_part() -> None:  # C6
 
 @pytest.mark.parametrize("name", list_advantages())
 def test_all_rows_unscorable_give_zeros(name: str) -> None:  # C6
-    more = {"values": torch.ones(3, 2), "reward_baselines": torch.ones(3)}
-    assert group(name, [None, None, None], **more) == [0.0] * 3
+    values, baselines = torch.ones(3, 2), torch.ones(3)
+    assert group(name, [None, None, None], values=values, reward_baselines=baselines) == [0.0] * 3
 
 
 @pytest.mark.parametrize("name", list_advantages())

@@ -54,7 +54,6 @@ def test_a_skipped_step_is_reported_as_skipped() -> None:  # C16
 def test_rounds_fill_up_to_exactly_the_target() -> None:
     collector: GroupCollector[str] = GroupCollector(3, ON)
     collector.add([("a", [1.0, 0.0]), ("b", [1.0, 1.0]), ("c", [0.0, 1.0])])
-    assert not collector.finished
     assert collector.missing == 1
     collector.add([("d", [1.0, 0.0]), ("e", [1.0, 0.0])])
     assert collector.finished

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,7 +115,10 @@ def test_padding_width_and_garbage_do_not_matter(name: str, batch: Batch, width:
 
 def loss_inputs(rows: int, width: int, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    draw = lambda: torch.rand(rows, width, generator=generator)  # noqa: E731
+
+    def draw() -> Tensor:
+        return torch.rand(rows, width, generator=generator)
+
     old = -2 * draw()
     return {
         "old_log_prob": old,
@@ -125,10 +129,11 @@ def loss_inputs(rows: int, width: int, seed: int) -> dict[str, Tensor]:
     }
 
 
-def loss_and_gradient(name: str, mode: LossAggMode, inputs: dict[str, Tensor], **more: Any) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(name: str, mode: LossAggMode, inputs: Mapping[str, Any], **more: Any) -> tuple[Tensor, Tensor]:
     log_prob = inputs["log_prob"].clone().requires_grad_()
     config = AlgorithmConfig(dro_beta=0.1, norm_length=7, clip_cov_low=0.0, clip_cov_ratio=0.1, kl_cov_ratio=0.1)
-    loss, _ = get_policy_loss(name)(**{**inputs, "log_prob": log_prob}, loss_agg_mode=mode, config=config, **more)
+    arguments: dict[str, Any] = {**inputs, "log_prob": log_prob, "loss_agg_mode": mode, "config": config, **more}
+    loss, _ = get_policy_loss(name)(**arguments)
     return loss.detach(), torch.autograd.grad(loss, log_prob)[0]
 
 

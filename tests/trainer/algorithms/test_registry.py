@@ -74,7 +74,7 @@ def test_every_exported_name_resolves() -> None:
     for name in algorithms.__all__:
         assert getattr(algorithms, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'grpoo'"):
-        _ = algorithms.grpoo  # type: ignore[attr-defined]
+        _ = algorithms.grpoo
 
 
 def test_an_own_advantage_is_found_by_name(clean_registries: None) -> None:

@@ -22,14 +22,17 @@ def test_suffix_sums_equal_the_loop(factor: float, length: int) -> None:
 
 
 def test_packing_cuts_gaps_out_and_back_in() -> None:
-    packed = Packed.of(T([[1, 0, 1, 0], [0, 1, 1, 1]]).bool())
-    rows = packed.rows(T([[5.0, 9.0, 6.0, 9.0], [9.0, 1.0, 2.0, 3.0]]))
-    assert rows.tolist() == [[5.0, 6.0, 0.0], [1.0, 2.0, 3.0]]
-    assert packed.line(rows).tolist() == [5.0, 6.0, 1.0, 2.0, 3.0]
-    assert packed.spread(packed.line(rows)).tolist() == [[5.0, 0.0, 6.0, 0.0], [0.0, 1.0, 2.0, 3.0]]
+    packed = Packed.of(T([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 1]]).bool())
+    line = packed.take(T([[5.0, 9.0, 6.0, 9.0], [9.0, 9.0, 9.0, 9.0], [9.0, 1.0, 2.0, 3.0]]))
+    assert line.tolist() == [5.0, 6.0, 1.0, 2.0, 3.0]
+    assert packed.following(line).tolist() == [6.0, 0.0, 2.0, 3.0, 0.0]
+    rows = packed.rows(line)
+    assert rows.tolist() == [[5.0, 6.0, 0.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]
+    assert torch.equal(packed.line(rows), line)
+    assert packed.spread(line).tolist() == [[5.0, 0.0, 6.0, 0.0], [0.0] * 4, [0.0, 1.0, 2.0, 3.0]]
 
 
 def test_rows_that_are_not_valid_or_not_finite_lose_their_tokens() -> None:
     x = T([[1.0, math.nan], [1.0, math.nan], [3.0, 4.0], [5.0, 6.0]])
-    packed, (rows,) = pack(T([[1, 0], [1, 1], [1, 1], [1, 1]]), T([True, True, True, False]), x)
-    assert packed.spread(packed.line(rows)).tolist() == [[1.0, 0.0], [0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]
+    packed, (line,) = pack(T([[1, 0], [1, 1], [1, 1], [1, 1]]), T([True, True, True, False]), x)
+    assert packed.spread(line).tolist() == [[1.0, 0.0], [0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from agentgym.trainer.algorithms.aggregation import Totals
 from agentgym.trainer.algorithms.config import AlgorithmConfig, LossAggMode
-from agentgym.trainer.algorithms.losses.terms import Terms, clip_ratio, covariances
+from agentgym.trainer.algorithms.losses.terms import Terms, by_covariance, clip_ratio, covariances, marked, share_of
 
 
 def clip_cov(
@@ -28,8 +28,9 @@ def clip_cov(
     """PPO's clipped loss, with a few tokens of high covariance of advantage and log-prob taken out at random.
 
     Candidates have a covariance ``(A - mean A)(lp - mean lp)`` between ``clip_cov_low`` and ``clip_cov_high`` and are
-    not clipped already; ``clip_cov_ratio`` of all model tokens, at least one, is drawn among them with ``config.seed``.
-    The means and the draw are over this call, so unlike most losses it depends on the split into micro-batches.
+    not clipped already; ``clip_cov_ratio`` of all model tokens (at least one, none for a ratio of 0) is drawn among
+    them with ``config.seed``. Means and draw are over this call, so unlike most losses this one depends on the split
+    into micro-batches.
 
     Aggregated by ``token-mean`` by default. Arguments and results: `PolicyLossFn`. Metrics: clip_fraction (tokens taken
     out) and the common ones.
@@ -41,13 +42,10 @@ def clip_cov(
     candidate = (
         terms.mask & ~(clipped > plain) & (covariance > config.clip_cov_low) & (covariance < config.clip_cov_high)
     )
-    removed = _draw(covariance, candidate, max(int(config.clip_cov_ratio * int(terms.mask.sum())), 1), config.seed)
+    position = by_covariance(terms, covariance, candidate)
+    draw = torch.randperm(len(position), generator=torch.Generator().manual_seed(config.seed))
+    number = share_of(terms.mask, config.clip_cov_ratio)
+    removed = marked(position[draw[:number].to(position.device)], terms.mask)
     token_loss = torch.maximum(plain, clipped).masked_fill(removed, 0.0)
     loss = terms.aggregate(token_loss, loss_agg_mode or "token-mean", config, loss_mask=loss_mask, totals=totals)
     return loss, terms.metrics(clip_fraction=removed)
-
-
-def _draw(position: Tensor, number: int, seed: int) -> Tensor:
-    """``number`` of the flat positions, drawn at random."""
-    order = torch.randperm(len(position), generator=torch.Generator().manual_seed(seed))[:number]
-    return position[order.to(position.device)]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from agentgym.trainer.algorithms.aggregation import Totals
 from agentgym.trainer.algorithms.config import AlgorithmConfig, LossAggMode
-from agentgym.trainer.algorithms.losses.terms import Terms, covariances
+from agentgym.trainer.algorithms.losses.terms import Terms, by_covariance, covariances, marked, share_of
 from agentgym.trainer.algorithms.masked import select
 
 
@@ -27,14 +27,16 @@ def kl_cov(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """``-A ratio``, plus ``kl_cov_coef |l|`` on the tokens with the highest covariance of advantage and log-prob.
 
-    These are ``kl_cov_ratio`` of all model tokens, at least one (none for a ratio of 0). Means and ranks are over this
-    call, so unlike most losses it depends on the split into micro-batches.
+    These are ``kl_cov_ratio`` of all model tokens (at least one, none for a ratio of 0). Means and ranks are over this
+    call, so unlike most losses this one depends on the split into micro-batches.
 
     Aggregated by ``token-mean`` by default. Arguments and results: `PolicyLossFn`. Metrics: penalty_fraction and the
     common ones.
     """
     terms = Terms.of(old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
-    penalised = _highest(covariances(terms), terms.mask, config.kl_cov_ratio)
+    position = by_covariance(terms, covariances(terms), terms.mask)
+    number = share_of(terms.mask, config.kl_cov_ratio)
+    penalised = marked(position[len(position) - number :], terms.mask)
     penalty = config.kl_cov_coef * terms.log_ratio.abs()
     token_loss = -terms.advantages * terms.ratio + select(penalty, penalised)
     loss = terms.aggregate(token_loss, loss_agg_mode or "token-mean", config, loss_mask=loss_mask, totals=totals)

@@ -114,3 +114,16 @@ def by_covariance(terms: Terms, covariance: Tensor, candidates: Tensor) -> Tenso
     position = candidates.flatten().nonzero().squeeze(1)
     position = position[terms.log_prob.detach().flatten()[position].argsort(stable=True)]
     return position[covariance.flatten()[position].argsort(stable=True)]
+
+
+def share_of(mask: Tensor, ratio: float) -> int:
+    """Number of tokens that a ratio of the masked ones makes: at least one, unless the ratio or the mask is 0."""
+    tokens = int(mask.sum())
+    return max(1, int(tokens * ratio)) if tokens and ratio > 0 else 0
+
+
+def marked(position: Tensor, like: Tensor) -> Tensor:
+    """[B, T] bool, True at the flat positions."""
+    marks = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
+    marks.view(-1)[position] = True
+    return marks

@@ -1,0 +1,121 @@
+"""The environment: problems as tasks, the calculator, and the score."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, overload
+
+from agentgym.envs.calculator_math.answers import is_right
+from agentgym.envs.calculator_math.problems import LEVEL_WEIGHTS, draw
+from agentgym.errors import ConfigError
+from agentgym.tool_env import ToolEnv
+from agentgym.tools.calculator import calculator
+from agentgym.toolbox import ToolLimits
+from agentgym.types import AssistantTurn, Task, ToolCall
+
+
+class CalculatorMath(ToolEnv):
+    """Word and expression problems with multi-digit numbers, for a model that has a calculator.
+
+    Args:
+        level: 1, 2 or 3 calculator calls; ``"mix"`` has 55 % of level 1, 33 % of level 2 and 12 % of level 3.
+        train_size: number of training tasks.
+        validation_size: number of validation tasks.
+        use_tools: False takes the calculator away; the problems stay the same.
+        split: where tasks are drawn from: ``"train"`` or ``"validation"``.
+        seed: of the problems.
+        limits: of tool calls.
+
+    Example:
+        >>> CalculatorMath(level=1).tasks("train")[0].id
+        'train-000000'
+    """
+
+    tools = (calculator,)
+    system_prompt = 'Solve the problem. End with "#### " and the number.'
+
+    def __init__(
+        self,
+        *,
+        level: int | str = "mix",
+        train_size: int = 10_000,
+        validation_size: int = 256,
+        use_tools: bool = True,
+        split: str = "train",
+        seed: int = 0,
+        limits: ToolLimits | Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(split=split, seed=seed, limits=limits)
+        if level != "mix" and level not in LEVEL_WEIGHTS:
+            raise ConfigError(f"level={level!r}: expected 1, 2, 3 or 'mix'")
+        self.level = level
+        self.sizes = {"train": train_size, "validation": validation_size}
+        for name, size in self.sizes.items():
+            if size < 1:
+                raise ConfigError(f"{name}_size={size}: expected at least 1")
+        if not use_tools:
+            self.tools = ()
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of a split, made when first asked for."""
+        if split not in self.sizes:
+            raise ConfigError(f"split {split!r}: expected 'train' or 'validation'")
+        return _tasks(split, self.seed, self.level, self.sizes[split])
+
+    def score(self, task: Task, answer: str) -> float:
+        """1.0 if the final answer is exactly right, else 0.0."""
+        return float(is_right(answer, task.data["answer"]))
+
+    def oracle(self, task: Task) -> list[AssistantTurn]:
+        """One calculator call a turn, then the answer."""
+        calls = [ToolCall(name="calculator", arguments={"expression": text}) for text in task.data["expressions"]]
+        return [*(AssistantTurn(tool_calls=(call,)) for call in calls), AssistantTurn(content=f"#### {task.data['answer']}")]
+
+
+class ProblemTasks(Sequence[Task]):
+    """Tasks ``SPLIT-000000`` to ``SPLIT-00NNNN``; each depends on seed, split, level and its number only."""
+
+    def __init__(self, split: str, seed: int, level: int | str, size: int) -> None:
+        self._split = split
+        self._seed = seed
+        self._levels = LEVEL_WEIGHTS if level == "mix" else {int(level): 1.0}
+        self._made: list[Task | None] = [None] * size
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        task = self._made[index]
+        if task is None:
+            number = range(len(self))[index]
+            self._made[number] = task = self._make(number)
+        return task
+
+    def _make(self, number: int) -> Task:
+        levels = ",".join(map(str, self._levels))
+        problem = draw(random.Random(f"{self._seed}/{self._split}/{levels}/{number}"), self._split, self._levels)
+        return Task(
+            id=f"{self._split}-{number:06d}",
+            prompt=problem.text,
+            data={
+                "answer": str(problem.answer),
+                "expressions": list(problem.expressions),
+                "level": len(problem.expressions),
+                "plan": problem.plan,
+            },
+            data_source="calculator-math",
+        )
+
+
+@lru_cache(maxsize=16)
+def _tasks(split: str, seed: int, level: int | str, size: int) -> ProblemTasks:
+    """Shared by the environments of a process: a session makes an environment, and asks it for one task by its id."""
+    return ProblemTasks(split, seed, level, size)

@@ -1,0 +1,313 @@
+"""Whole runs in small: files, validation, interruption, and resumes that are exact."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentgym.config import load_config
+from agentgym.console import Console
+from agentgym.errors import ConfigError, EnvError
+from agentgym.trainer import checkpoint, main
+from agentgym.trainer.config import TrainConfig
+from agentgym.trainer.loop import Trainer
+from agentgym.trainer.tracking import read_jsonl
+
+PLUGIN = '''
+import agentgym
+from agentgym import Env, Task
+
+
+class Parity(Env):
+    """Rewards turns of an even length: an untrained model has both kinds."""
+
+    def __init__(self, broken=""):
+        self.broken = broken
+
+    def tasks(self, split):
+        return [Task(id=f"{split}-{i}", prompt=f"What is {i} + {i}?") for i in range(12 if split == "train" else 4)]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.task = next(t for t in self.tasks(options["split"]) if t.id == options["task_id"])
+        return ({"role": "user", "content": self.task.prompt},), {}
+
+    def step(self, action):
+        if self.task.id == self.broken:
+            raise KeyError("truth")
+        length = len(self.to_turn(action).raw)
+        return (), float(length % 2 == 0), True, False, {"reward_components": {"length": length}}
+
+
+agentgym.register("parity-test", Parity, max_turns=3)
+'''
+
+TIMES = ("time/", "throughput/", "memory/")
+SETTINGS = {
+    "env": "parity-test",
+    "model": "tiny",
+    "data.batch_size": 4,
+    "rollout.n": 4,
+    "rollout.max_response_length": 24,
+    "trainer.cluster": "inline",
+    "trainer.threads": 1,
+    "trainer.total_steps": 6,
+    "trainer.lr": 1e-3,
+    "trainer.warmup_steps": 4,
+    "trainer.val_every": 3,
+    "trainer.save_every": 2,
+    "trainer.keep_checkpoints": 9,
+    "trainer.loggers": "[]",
+}
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plugin") / "parity_env.py"
+    path.write_text(PLUGIN)
+    return path
+
+
+def config(folder: Path, plugin: Path, **settings: Any) -> TrainConfig:
+    merged = {**SETTINGS, "plugins": plugin, "trainer.run_dir": folder, **settings}
+    return load_config(TrainConfig, overrides=[f"{key}={value}" for key, value in merged.items()])
+
+
+def train(configured: TrainConfig) -> tuple[int, str]:
+    text = io.StringIO()
+    code = main.run(configured, Console(file=text, live=False))
+    return code, text.getvalue()
+
+
+def resumed(run: Path, plugin: Path, **settings: Any) -> TrainConfig:
+    overrides = [f"trainer.resume={run}", *[f"{key}={value}" for key, value in settings.items()]]
+    return load_config(TrainConfig, files=[run / "config.yaml"], overrides=overrides)
+
+
+def comparable(run: Path) -> list[dict[str, float]]:
+    rows = read_jsonl(run / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows]
+
+
+def played(run: Path) -> dict[str, Any]:
+    """Ids, masks, rewards and advantages of every rollout of the run."""
+    return {
+        path.stem: [
+            (r["task_id"], r["sample"], r["outcome"]["reward"], r["segments"], r.get("training"))
+            for r in read_jsonl(path)
+        ]
+        for path in sorted((run / "rollouts").glob("*.jsonl"))
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, plugin: Path) -> Path:
+    """A run of six steps that nobody interrupted; two epochs."""
+    folder = tmp_path_factory.mktemp("whole")
+    code, text = train(config(folder, plugin))
+    assert code == 0, text
+    return folder / "parity-test-tiny-grpo"
+
+
+def test_the_record_of_a_run_is_complete(whole: Path) -> None:
+    rows = read_jsonl(whole / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in rows if "val/reward_mean" in row] == [0, 3, 6]
+    names = {
+        "reward/mean reward/std reward/group_std response_length/mean turns/mean tool/calls tool/errors parse/errors",
+        "rollout/truncated rollout/failed sessions/live sessions/opened sessions/closed actor/loss actor/grad_norm",
+        "actor/entropy actor/clip_fraction actor/approx_kl actor/lr actor/ratio_mean rollout/logprob_gap_mean",
+        "rollout/logprob_gap_max version/lag advantage/mean advantage/std return/mean return/std prompt_length/mean",
+        "time/step_s time/rollout_s time/update_s time/sync_s throughput/tokens_per_s memory/driver_gb",
+        "reward/component/length",
+    }
+    wanted = {name for line in names for name in line.split()}
+    for row in rows[1:]:
+        assert wanted <= row.keys(), wanted - row.keys()
+        assert row["sessions/live"] == 0
+        assert row["sessions/opened"] == row["sessions/closed"] == 16
+        assert row["version/lag"] == 0
+        assert row["rollout/logprob_gap_max"] < 1e-3
+    assert rows[2]["actor/lr"] == pytest.approx(0.5e-3)
+    assert [p.name for p in checkpoint.complete_checkpoints(whole / "checkpoints")] == [
+        f"step-{step:06d}" for step in (2, 4, 6)
+    ]
+    rollouts = read_jsonl(whole / "rollouts" / "step-000001.jsonl")
+    assert len(rollouts) == 16
+    assert [(r["group"], r["sample"]) for r in rollouts[:5]][-1][1] == 0
+    first = rollouts[0]
+    assert len(first["training"][0]["advantages"]) == len(first["segments"][0]["response_ids"])
+    assert json.loads((whole / "environment.json").read_text())["versions"]["torch"]
+
+
+def test_weights_change_and_groups_compare_samples_of_one_draw(whole: Path) -> None:
+    from safetensors.torch import load_file
+
+    files = [load_file(whole / "checkpoints" / f"step-00000{s}" / "model" / "model.safetensors") for s in (2, 4)]
+    assert any((files[0][name] != files[1][name]).any() for name in files[0])
+    for r in read_jsonl(whole / "rollouts" / "step-000001.jsonl"):
+        assert r["group"].startswith(r["task_id"] + "@")
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(whole: Path, plugin: Path, tmp_path: Path) -> None:
+    train(config(tmp_path, plugin, **{"trainer.total_steps": 2, "trainer.name": "same"}))
+    train(config(tmp_path, plugin, **{"trainer.total_steps": 2, "trainer.name": "other", "trainer.seed": 1}))
+    expected = played(whole)
+    assert played(tmp_path / "same")["step-000002"] == expected["step-000002"]
+    assert played(tmp_path / "other")["step-000001"] != expected["step-000001"]
+
+
+@pytest.mark.parametrize("killed_in", [1, 3, 4, 6])
+def test_a_run_that_dies_goes_on_exactly_where_its_checkpoint_stood(
+    whole: Path, plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_in: int
+) -> None:
+    # G1 (step 3 ends the first epoch), G6
+    def die(self: Trainer, batch: Any) -> dict[str, float]:
+        if self.step + 1 == killed_in:
+            raise KeyboardInterrupt
+        return original(self, batch)
+
+    original = Trainer.update_actor
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "update_actor", die)
+        with pytest.raises(KeyboardInterrupt):
+            train(config(tmp_path, plugin))
+    run = tmp_path / "parity-test-tiny-grpo"
+    code, text = train(resumed(run, plugin))
+    assert code == 0, text
+    assert comparable(run) == comparable(whole)
+    assert played(run) == played(whole)
+
+
+def test_death_during_a_save_falls_back_to_the_checkpoint_before(
+    whole: Path, plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # G4
+    def half(root: Path, step: int, state: Any, write: Callable[[Path], None]) -> Path:
+        if step == 4:
+            temporary = root / f"{checkpoint.TEMPORARY}step-000004-1"
+            temporary.mkdir()
+            write(temporary)
+            (temporary / "optimizer.pt").unlink()
+            raise KeyboardInterrupt
+        return original(root, step, state, write)
+
+    original = checkpoint.save
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", half)
+        with pytest.raises(KeyboardInterrupt):
+            train(config(tmp_path, plugin))
+    run = tmp_path / "parity-test-tiny-grpo"
+    assert train(resumed(run, plugin))[0] == 0
+    assert comparable(run) == comparable(whole)
+    assert not list((run / "checkpoints").glob(f"{checkpoint.TEMPORARY}*"))
+
+
+def test_resuming_a_finished_run_does_nothing(whole: Path, plugin: Path) -> None:
+    # G1, G2
+    before = {p: p.stat().st_mtime_ns for p in sorted((whole / "checkpoints").rglob("*"))}
+    for _ in range(2):
+        code, text = train(resumed(whole, plugin))
+        assert code == 0
+        assert "nothing to do" in text
+    assert {p: p.stat().st_mtime_ns for p in sorted((whole / "checkpoints").rglob("*"))} == before
+    assert read_jsonl(whole / "metrics.jsonl")[-1]["step"] == 6
+
+
+def test_a_request_to_stop_saves_and_a_resume_completes_the_run(
+    whole: Path, plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(self: Trainer, batch: Any) -> dict[str, float]:
+        if self.step + 1 == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, batch)
+
+    original = Trainer.update_actor
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "update_actor", interrupt)
+        code, text = train(config(tmp_path, plugin))
+    run = tmp_path / "parity-test-tiny-grpo"
+    assert code == 130
+    assert f"agentgym train --resume {run}" in text
+    latest = checkpoint.latest(run / "checkpoints")
+    assert latest is not None
+    assert checkpoint.step_of(latest) == 3
+    assert train(resumed(run, plugin))[0] == 0
+    assert comparable(run) == comparable(whole)
+
+
+def test_a_broken_scorer_stops_the_run_with_its_task(plugin: Path, tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match="KeyError") as caught:
+        train(config(tmp_path, plugin, **{"env.broken": "validation-1"}))
+    assert caught.value.task_id == "validation-1"
+
+
+def test_a_kl_to_the_model_before_training_is_zero_at_first_and_grows(plugin: Path, tmp_path: Path) -> None:
+    train(config(tmp_path, plugin, **{"algo.kl_loss.coef": 0.1, "trainer.total_steps": 3, "trainer.warmup_steps": 0}))
+    values = [row["actor/ref_kl"] for row in read_jsonl(tmp_path / "parity-test-tiny-grpo" / "metrics.jsonl")[1:]]
+    assert values[0] == pytest.approx(0.0, abs=1e-6)
+    assert values[2] > 1e-6
+
+
+def test_several_epochs_and_mini_batches_clip(plugin: Path, tmp_path: Path) -> None:
+    settings = {"algo.epochs": 2, "trainer.mini_batch_size": 4, "trainer.total_steps": 1, "trainer.warmup_steps": 0}
+    train(config(tmp_path, plugin, **settings))
+    row = read_jsonl(tmp_path / "parity-test-tiny-grpo" / "metrics.jsonl")[-1]
+    assert row["actor/approx_kl"] != 0.0
+    assert row["actor/clip_fraction"] > 0.0
+    assert row["time/old_log_probs_s"] > 0.0
+
+
+def test_no_run_to_resume_is_an_error(plugin: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run folder"):
+        main.run(config(tmp_path, plugin, **{"trainer.resume": tmp_path / "nothing"}), Console(file=io.StringIO()))
+
+
+@pytest.fixture
+def started(plugin: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command line in a process of its own, as a user starts it."""
+    overrides = {**SETTINGS, "plugins": plugin, "trainer.run_dir": tmp_path, "trainer.total_steps": 60}
+    command = [sys.executable, "-m", "agentgym", "train", *[f"{k}={v}" for k, v in overrides.items()]]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while len(read_jsonl(run / "metrics.jsonl")) <= step:
+        assert time.monotonic() < deadline, "the run does not get anywhere"
+        time.sleep(0.05)
+
+
+def test_a_killed_process_resumes_exactly(
+    whole: Path, plugin: Path, tmp_path: Path, started: subprocess.Popen[str]
+) -> None:
+    run = tmp_path / "parity-test-tiny-grpo"
+    wait_for_step(run, 3)
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    assert train(resumed(run, plugin, **{"trainer.total_steps": 6}))[0] == 0
+    last = comparable(run)
+    assert last[1:6] == comparable(whole)[1:6]
+
+
+def test_ctrl_c_on_the_command_line_saves_and_exits_130(tmp_path: Path, started: subprocess.Popen[str]) -> None:
+    run = tmp_path / "parity-test-tiny-grpo"
+    wait_for_step(run, 1)
+    started.send_signal(signal.SIGINT)
+    text, _ = started.communicate(timeout=60)
+    assert started.returncode == 130, text
+    latest = checkpoint.latest(run / "checkpoints")
+    assert latest is not None
+    assert checkpoint.step_of(latest) == read_jsonl(run / "metrics.jsonl")[-1]["step"]
