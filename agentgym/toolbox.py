@@ -121,7 +121,7 @@ class Toolbox:
         return [self._finish(answer) for answer in answers]
 
     async def rewards(self) -> dict[str, float]:
-        """`BaseTool.calc_reward` per tool that was created in this session; functions have none. Tools are asked once."""
+        """`BaseTool.calc_reward` per tool that was created in this session (functions have none), asked once."""
         if self._rewards is None:
             self._rewards = {
                 name: await instance.reward()

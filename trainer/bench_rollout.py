@@ -174,18 +174,20 @@ def _generate_turns(model: Any, workload: RolloutWorkload) -> Sample:
 
 def _report(workload: RolloutWorkload, times: dict[str, list[list[float]]]) -> dict[str, Any]:
     kinds = {"first": range(1), "later": range(1, workload.turns), "all": range(workload.turns)}
+    seconds = {
+        (engine, kind): statistics.median(sum(one[turn] for turn in turns) for one in measured)
+        for engine, measured in times.items()
+        for kind, turns in kinds.items()
+        if turns
+    }
     rows = [
         {
             "engine": engine,
             "turns": kind,
-            "tokens_per_s": workload.sessions * workload.turn_tokens * len(turns) / seconds,
-            "seconds": seconds,
+            "tokens_per_s": workload.sessions * workload.turn_tokens * len(kinds[kind]) / took,
+            "seconds": took,
         }
-        for engine, measured in times.items()
-        for kind, turns in kinds.items()
-        if turns
-        for seconds in [statistics.median(sum(one[turn] for turn in turns) for one in measured)]
+        for (engine, kind), took in seconds.items()
     ]
-    seconds_of = {(row["engine"], row["turns"]): row["seconds"] for row in rows}
-    ratio = {kind: seconds_of["generate", kind] / seconds_of["torch", kind] for kind, turns in kinds.items() if turns}
+    ratio = {kind: seconds["generate", kind] / seconds["torch", kind] for kind, turns in kinds.items() if turns}
     return {"workload": asdict(workload), "rows": rows, "ratio": ratio}

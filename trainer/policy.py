@@ -16,28 +16,39 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 ATTENTION_NAME = "agentgym_shared_prompt"
+SIMILAR = 0.75
+"""Rows of one attention block have at least this share of its longest length."""
 HEAD_ELEMENTS = 2**25
 """Logits computed at a time (elements): 128 MiB in float32."""
 
 
 @dataclass(frozen=True, slots=True)
-class SharedLayout:
-    """Where the tokens of a packed row stand. ``N`` tokens: first all prompts, then all responses.
+class ResponseBlock:
+    """Responses of similar length, and the prompts they follow, as indices into the packed row.
 
-    G prompts padded to P, B responses padded to R. Index tensors point into the packed row; padding points at its
-    first position and is masked out or dropped.
+    b responses padded to R, their prompts padded to P. Padding points at position 0 and is masked out or dropped.
     """
 
+    index: Tensor
+    """[b, R] long"""
     prompt_index: Tensor
-    """[G, P] long"""
-    response_index: Tensor
-    """[B, R] long"""
-    prompt_of: Tensor
-    """[B] long: row of ``prompt_index``"""
+    """[b, P] long"""
     key_mask: Tensor
-    """[B, 1, R, P + R] bool: what a response position may attend to"""
+    """[b, 1, R, P + R] bool: what a response position may attend to"""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLayout:
+    """Where the tokens of a packed row of N stand: first all prompts, then all responses.
+
+    Attention runs over blocks of similar length, so that one long response does not make all others long.
+    """
+
+    prompts: tuple[Tensor, ...]
+    """[g, P] long each: prompts of similar length, as indices into the packed row"""
+    responses: tuple[ResponseBlock, ...]
     gather: Tensor
-    """[N] long: position of each packed token in the padded blocks, flattened (prompts, then responses)"""
+    """[N] long: position of each packed token in the flattened blocks (prompts, then responses)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +73,15 @@ class PackedMicroBatch:
         return moved
 
 
-def _to(record: Any, device: torch.device) -> Any:
-    moved = {}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if isinstance(value, Tensor):
-            moved[field.name] = value.to(device)
-        elif is_dataclass(value):
-            moved[field.name] = _to(value, device)
-    return replace(record, **moved)
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(_to(item, device) for item in value)
+    if is_dataclass(value):
+        moved = {field.name: _to(getattr(value, field.name), device) for field in fields(value)}
+        return replace(value, **moved)  # type: ignore[type-var]
+    return value
 
 
 def pack_shared(pieces: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> PackedMicroBatch:
@@ -85,28 +96,69 @@ def pack_shared(pieces: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> PackedMicr
     r_len = torch.tensor([len(r) for r in responses])
     p_start = torch.cumsum(p_len, 0) - p_len
     r_start = torch.cumsum(r_len, 0) - r_len + p_len.sum()
-    p_max, r_max = int(p_len.max()), max(int(r_len.max()), 1)
-    p_range, r_range = torch.arange(p_max), torch.arange(r_max)
-    p_real = p_range < p_len[:, None]
-    r_real = r_range < r_len[:, None]
-    prompt_index = torch.where(p_real, p_start[:, None] + p_range, 0)
-    response_index = torch.where(r_real, r_start[:, None] + r_range, 0)
-    causal = r_range[:, None] >= r_range
-    key_mask = torch.cat(
-        [p_real[prompt_of][:, None, :].expand(-1, r_max, -1), causal.expand(len(responses), -1, -1)], dim=2
-    )[:, None]
-    gather = torch.cat([torch.nonzero(p_real.flatten())[:, 0], torch.nonzero(r_real.flatten())[:, 0] + p_real.numel()])
-    positions = torch.cat([p_range.expand(len(prompts), -1)[p_real], (p_len[prompt_of][:, None] + r_range)[r_real]])
-    last_prompt = (p_start + p_len - 1)[prompt_of]
-    source = torch.where(r_range == 0, last_prompt[:, None], r_start[:, None] + r_range - 1)[r_real]
+    packed = torch.arange(int(p_len.sum() + r_len.sum()))
+    r_offset = packed[p_len.sum() :] - r_start.repeat_interleave(r_len)
+    p_offset = packed[: p_len.sum()] - p_start.repeat_interleave(p_len)
+    last_prompt = (p_start + p_len - 1)[prompt_of].repeat_interleave(r_len)
     return PackedMicroBatch(
         input_ids=torch.cat([*prompts, *responses])[None],
-        position_ids=positions[None],
+        position_ids=torch.cat([p_offset, p_len[prompt_of].repeat_interleave(r_len) + r_offset])[None],
         attention_mask=None,
-        layout=SharedLayout(prompt_index, response_index, prompt_of, key_mask, gather),
-        source=source,
+        layout=_shared_layout(p_start, p_len, r_start, r_len, prompt_of),
+        source=torch.where(r_offset == 0, last_prompt, packed[p_len.sum() :] - 1),
         target=torch.cat(responses),
     )
+
+
+def _shared_layout(p_start: Tensor, p_len: Tensor, r_start: Tensor, r_len: Tensor, prompt_of: Tensor) -> SharedLayout:
+    order: list[Tensor] = []
+    prompt_blocks, response_blocks = [], []
+    offset = 0
+
+    def place(index: Tensor, real: Tensor) -> None:
+        """Note which flattened positions hold which packed tokens."""
+        nonlocal offset
+        order.append(torch.stack([index[real], offset + torch.nonzero(real.flatten())[:, 0]]))
+        offset += index.numel()
+
+    for rows in similar_lengths(p_len):
+        index, real = _block(p_start[rows], p_len[rows])
+        prompt_blocks.append(index)
+        place(index, real)
+    for rows in similar_lengths(r_len):
+        index, real = _block(r_start[rows], r_len[rows])
+        parents = prompt_of[rows]
+        prompt_index, prompt_real = _block(p_start[parents], p_len[parents])
+        width = index.shape[1]
+        causal = torch.ones(width, width, dtype=torch.bool).tril().expand(len(rows), -1, -1)
+        key_mask = torch.cat([prompt_real[:, None, :].expand(-1, width, -1), causal], dim=2)[:, None]
+        response_blocks.append(ResponseBlock(index, prompt_index, key_mask))
+        place(index, real)
+    tokens, positions = torch.cat(order, dim=1)
+    gather = torch.empty_like(positions)
+    gather[tokens] = positions
+    return SharedLayout(tuple(prompt_blocks), tuple(response_blocks), gather)
+
+
+def _block(start: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices [rows, longest] of runs in the packed row, and which of them are real."""
+    column = torch.arange(int(length.max()))
+    real = column < length[:, None]
+    return torch.where(real, start[:, None] + column, 0), real
+
+
+def similar_lengths(length: Tensor) -> list[Tensor]:
+    """Row numbers in groups, longest first, in which no row is shorter than `SIMILAR` of the longest (or 16 tokens)."""
+    order = torch.argsort(length, descending=True, stable=True)
+    groups: list[Tensor] = []
+    start = 0
+    sorted_length = length[order]
+    while start < len(order):
+        longest = int(sorted_length[start])
+        stop = int((sorted_length >= min(SIMILAR * longest, longest - 16)).sum())
+        groups.append(order[start:stop])
+        start = stop
+    return groups
 
 
 def pack_padded(pieces: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> PackedMicroBatch:
@@ -152,17 +204,26 @@ def shared_prompt_attention(
     q, k, v = query[0], key[0], value[0]
     grouped = q.shape[0] != k.shape[0]
 
-    def blocks(x: Tensor, index: Tensor) -> Tensor:
+    def rows(x: Tensor, index: Tensor) -> Tensor:
         return x[:, index].transpose(0, 1)  # [H, rows, len, D] -> [rows, H, len, D]
 
-    kp, vp = blocks(k, layout.prompt_index), blocks(v, layout.prompt_index)
-    prompt_out = sdpa(blocks(q, layout.prompt_index), kp, vp, is_causal=True, scale=scaling, enable_gqa=grouped)
-    kr = torch.cat([kp[layout.prompt_of], blocks(k, layout.response_index)], dim=2)
-    vr = torch.cat([vp[layout.prompt_of], blocks(v, layout.response_index)], dim=2)
-    response_out = sdpa(
-        blocks(q, layout.response_index), kr, vr, attn_mask=layout.key_mask, scale=scaling, enable_gqa=grouped
-    )
-    flat = torch.cat([prompt_out.transpose(1, 2).flatten(0, 1), response_out.transpose(1, 2).flatten(0, 1)])
+    outputs = [
+        sdpa(rows(q, index), rows(k, index), rows(v, index), is_causal=True, scale=scaling, enable_gqa=grouped)
+        for index in layout.prompts
+    ]
+    for block in layout.responses:
+        keys = torch.cat([block.prompt_index, block.index], dim=1)
+        outputs.append(
+            sdpa(
+                rows(q, block.index),
+                rows(k, keys),
+                rows(v, keys),
+                attn_mask=block.key_mask,
+                scale=scaling,
+                enable_gqa=grouped,
+            )
+        )
+    flat = torch.cat([out.transpose(1, 2).flatten(0, 1) for out in outputs])
     return flat[layout.gather][None], None
 
 

@@ -75,8 +75,10 @@ class Renderer:
         self.closing = self._probe_closing({"role": "assistant", "content": PROBE}, PROBE)
         """What the template writes after the text of a turn."""
         self.closing_of_call = self._probe_closing_of_call()
-        self.stop_tokens = self._stop_tokens(eos_token_ids)
-        """Texts and ids of the tokens that end a turn."""
+        self.stop_tokens = self._template_ends()
+        """Texts and ids of the special tokens that end a turn."""
+        self._stop_ids = {*self.stop_tokens.values(), *eos_token_ids, *self._eos()}
+        self.stop_tokens.update({text: i for text, i in self._encoder.added.items() if i in self._stop_ids})
         self.template.trust_assistant([*self.stop_tokens, *self._turn_tokens()])
         self._prompts = _Prompts()
         self.cutter = Cutter(self._encoder)
@@ -88,7 +90,7 @@ class Renderer:
         """The ids of a conversation up to where the model writes, BOS (if the template has one) included."""
         prepared = self.template.prepare(messages, tools)
         text = self.template.render(prepared, generation_prompt=True)
-        self._prompts.put(prepared, len(messages), text)
+        self._prompts.put(prepared, text)
         return self._encoder.encode(text, prepared.mark)
 
     def extend(
@@ -112,11 +114,11 @@ class Renderer:
         prepared = self.template.prepare([*messages_before, assistant_message, *new_messages], tools)
         full = self.template.render(prepared, generation_prompt=True)
         end, cut, reason = self._continuation(prepared, turn, full)
-        self._prompts.put(prepared, len(prepared.messages), full)
+        self._prompts.put(prepared, full)
         if reason:
             prompt = self._encoder.encode(full, prepared.mark)
             return Increment(ids=[], appended_end=[], new_prompt=prompt, reason=reason)
-        ended = bool(sampled_ids) and sampled_ids[-1] in self.stop_tokens.values()
+        ended = bool(sampled_ids) and sampled_ids[-1] in self._stop_ids
         return Increment(
             ids=self._encoder.encode(full[cut:], prepared.mark, after=end),
             appended_end=[self.stop_tokens[end]] if end is not None and not ended else [],
@@ -131,13 +133,13 @@ class Renderer:
     @cached_property
     def stop_token_ids(self) -> list[int]:
         """Every id that ends a turn: of the tokenizer, the generation config and the template. Sorted."""
-        return sorted(set(self.stop_tokens.values()))
+        return sorted(self._stop_ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a sampled turn: without the end-of-turn tokens at its end, with all other special tokens, since
         some of them are the tags of tool calls."""
         stop = len(ids)
-        while stop and ids[stop - 1] in self.stop_tokens.values():
+        while stop and ids[stop - 1] in self._stop_ids:
             stop -= 1
         return self._encoder.decode(ids[:stop])
 
@@ -171,24 +173,24 @@ class Renderer:
             found = [(at, token) for token in self.stop_tokens if (at := full.find(token, len(history))) >= 0]
             if found:
                 at, end = min(found)
-                said = full[len(history) : at]
+                said = full[len(history) - len(self.thinking_prefix) : at]
                 if all(message[key].strip() in said for key in ("content", "reasoning_content") if key in message):
                     return end, at + len(end), ""
         answered = self.template.render(prepared, turn + 1, generation_prompt=False)
-        last, cut = self._end_of_turn(answered, called="tool_calls" in message)
+        last, cut = self._end_of_turn(answered, len(history), called="tool_calls" in message)
         if full.startswith(answered[:cut]):
             return last, cut, ""
         return None, 0, "the template leaves out a part of the turn once messages follow it"
 
-    def _end_of_turn(self, answered: str, *, called: bool) -> tuple[str | None, int]:
-        """The token that ends the last turn of ``answered``, and the position after it.
+    def _end_of_turn(self, answered: str, start: int, *, called: bool) -> tuple[str | None, int]:
+        """The token that ends the last turn of ``answered`` (it begins at about ``start``), and the position after it.
 
         Without such a token: None, and the position of the separator after the turn's text.
         """
         if self._is_ended(called):
-            found = ((answered.rfind(token) + len(token), token) for token in self.stop_tokens if token in answered)
-            cut, end = max(found)
-            return end, cut
+            cut, end = max((answered.rfind(token) + len(token), token) for token in self.stop_tokens)
+            if cut > start:  # else it ended an earlier turn
+                return end, cut
         if not called and answered.endswith(self.closing):
             return None, len(answered) - len(self.closing)
         return None, len(answered.rstrip())
@@ -211,21 +213,22 @@ class Renderer:
         except ConfigError:  # the template knows no calls; the audit says so
             return self.closing
 
-    def _stop_tokens(self, eos_token_ids: Sequence[int]) -> dict[str, int]:
-        """Text and id of all tokens that end a turn."""
-        ids = set(eos_token_ids)
+    def _eos(self) -> list[int]:
+        """The end tokens that the tokenizer and the generation config name."""
         eos = self.tokenizer.eos_token_id
-        ids.update([eos] if isinstance(eos, int) else eos or ())
-        ids.update(_generation_config_eos(self.tokenizer.name_or_path))
-        stop = {self._encoder.decode([index]): index for index in ids}
+        named = [eos] if isinstance(eos, int) else list(eos or ())
+        return named + _generation_config_eos(self.tokenizer.name_or_path)
+
+    def _template_ends(self) -> dict[str, int]:
+        """The end tokens that the template writes."""
         added = self._encoder.added
         plain = _tokens_in(self.closing, added)
-        stop.update({token: added[token] for token in plain[:1]})
+        ends = set(plain[:1])
         # Behind a call stand the tags of the call first and the end of the turn last.
         of_call = _tokens_in(self.closing_of_call, added)
-        if not any(token in stop for token in of_call):
-            stop.update({token: added[token] for token in of_call[-1:]})
-        return stop
+        if not ends.intersection(of_call):
+            ends.update(of_call[-1:])
+        return {token: added[token] for token in ends}
 
     def _turn_tokens(self) -> list[str]:
         """The tokens that the template writes around plain messages."""
@@ -244,26 +247,36 @@ class Renderer:
 class _Prompts:
     """The last rendered prompts: the prompt of a turn was the full render of the turn before."""
 
-    def __init__(self, limit: int = 512) -> None:
+    def __init__(self, limit: int = 32_000_000) -> None:
         self._limit = limit
-        self._entries: OrderedDict[tuple[str, ...], tuple[list[dict[str, Any]], list[Any] | None, str]] = OrderedDict()
+        """In characters of the prompts together."""
+        self._size = 0
+        self._entries: OrderedDict[_Key, tuple[list[dict[str, Any]], list[Any] | None, str]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def put(self, prepared: Prepared, stop: int, text: str) -> None:
-        messages = prepared.messages[:stop]
+    def put(self, prepared: Prepared, text: str) -> None:
+        """Keep the render of all messages."""
+        key = _key(prepared.messages)
         with self._lock:
-            self._entries[_key(messages)] = (messages, prepared.tools, text)
-            if len(self._entries) > self._limit:
-                self._entries.popitem(last=False)
+            known = self._entries.pop(key, None)
+            self._entries[key] = (prepared.messages, prepared.tools, text)
+            self._size += len(text) - (len(known[2]) if known is not None else 0)
+            while self._size > self._limit:
+                _, (_, _, oldest) = self._entries.popitem(last=False)
+                self._size -= len(oldest)
 
     def get(self, prepared: Prepared, stop: int) -> str | None:
+        """The render of the first ``stop`` messages, if it was kept."""
         messages = prepared.messages[:stop]
         with self._lock:
             entry = self._entries.get(_key(messages))
         return entry[2] if entry is not None and entry[0] == messages and entry[1] == prepared.tools else None
 
 
-def _key(messages: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+_Key = tuple[str, ...]
+
+
+def _key(messages: Sequence[Mapping[str, Any]]) -> _Key:
     return tuple(message["content"] for message in messages)
 
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 MAX_LENGTH = 200
 """Characters of an answer; a longer one is no number."""
 
-_MARKER = re.compile(r"####+\s*(?P<line>[^\n]*)|\\boxed\s*(?P<brace>\{)")
+_MARKER = re.compile(r"####+|\\boxed\s*\{")
 _FRACTION = re.compile(r"\\[dt]?frac\{(-?[0-9]+)\}\{([0-9]+)\}")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox)\{([^{}]*)\}")
 _SPACING = re.compile(r"\\(?:left|right|displaystyle)|\\[,;:! ]|\\[()\[\]]|[~`]")
@@ -27,14 +27,13 @@ _NO_UNIT = re.compile(r"[0-9+*/^=<>]|\b(?:hundred|thousand|million|billion|trill
 
 
 def final_answer(text: str) -> str | None:
-    """What stands after the last ``#### `` (up to the end of the line) or in the last ``\\boxed{}``; None without one."""
-    answer = None
-    for marker in _MARKER.finditer(text):
-        found = marker["line"] if marker["brace"] is None else _braced(text, marker.end())
-        if marker["brace"] is None and "\\boxed" in found:
-            found = _unbox(found)
-        answer = found if found is not None else answer
-    return answer.strip() if answer is not None else None
+    """What stands after the last ``####`` up to the end of the line, or in the last ``\\boxed{}``; None without one."""
+    for marker in reversed(list(_MARKER.finditer(text))):
+        rest = text[marker.end() :]
+        answer = _braced(rest) if marker[0].endswith("{") else rest.lstrip().partition("\n")[0]
+        if answer is not None:
+            return answer.strip()
+    return None
 
 
 def read_number(text: str) -> Fraction | None:
@@ -70,19 +69,14 @@ def is_right(text: str, expected: str) -> bool:
     return answer is not None and read_number(answer) == Fraction(expected)
 
 
-def _braced(text: str, start: int) -> str | None:
-    """The text from ``start`` to the brace that closes the one before it; None if none does."""
+def _braced(text: str) -> str | None:
+    """The text up to the brace that closes one before it; None if none does."""
     depth = 1
-    for position in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
+    for position, character in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(character, 0)
         if depth == 0:
-            return text[start:position]
+            return text[:position]
     return None
-
-
-def _unbox(line: str) -> str | None:
-    """The content of the last box in a line that a marker begins."""
-    return _braced(line, line.rindex("\\boxed") + len("\\boxed{"))
 
 
 def _plain(text: str) -> str:

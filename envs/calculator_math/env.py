@@ -10,9 +10,10 @@ from typing import Any, overload
 from agentgym.envs.calculator_math.answers import is_right
 from agentgym.envs.calculator_math.problems import LEVEL_WEIGHTS, draw
 from agentgym.errors import ConfigError
+from agentgym.tool import BaseTool
 from agentgym.tool_env import ToolEnv
-from agentgym.tools.calculator import calculator
 from agentgym.toolbox import ToolLimits
+from agentgym.tools.calculator import calculator
 from agentgym.types import AssistantTurn, Task, ToolCall
 
 
@@ -33,7 +34,7 @@ class CalculatorMath(ToolEnv):
         'train-000000'
     """
 
-    tools = (calculator,)
+    tools: Sequence[BaseTool] = (calculator,)
     system_prompt = 'Solve the problem. End with "#### " and the number.'
 
     def __init__(
@@ -71,7 +72,10 @@ class CalculatorMath(ToolEnv):
     def oracle(self, task: Task) -> list[AssistantTurn]:
         """One calculator call a turn, then the answer."""
         calls = [ToolCall(name="calculator", arguments={"expression": text}) for text in task.data["expressions"]]
-        return [*(AssistantTurn(tool_calls=(call,)) for call in calls), AssistantTurn(content=f"#### {task.data['answer']}")]
+        return [
+            *(AssistantTurn(tool_calls=(call,)) for call in calls),
+            AssistantTurn(content=f"#### {task.data['answer']}"),
+        ]
 
 
 class ProblemTasks(Sequence[Task]):

@@ -52,7 +52,7 @@ class Problem:
     """A drawn problem.
 
     Example:
-        ``Problem(text="Multiply 24 by 310.", expressions=("24*310",), answer=7440, plan="product", operands=(24, 310))``
+        ``Problem(text="Multiply 24 by 31.", expressions=("24*31",), answer=744, plan="product", operands=(24, 31))``
     """
 
     text: str
@@ -67,7 +67,7 @@ PLANS: tuple[Plan, ...] = (
     Plan(
         name="product",
         steps=(("*", "a", "b"),),
-        digits={"a": (2, 3), "b": (3, 3)},
+        digits={"a": (2, 3), "b": (2, 3)},
         wordings=(
             "What is {a} times {b}?",
             "Multiply {a} by {b}.",
@@ -75,22 +75,24 @@ PLANS: tuple[Plan, ...] = (
             "Find the product of {a} and {b}.",
             "A hall has {a} rows of {b} seats. How many seats is that?",
             "{who} packs {a} boxes with {b} {things} in each. How many {things} is that?",
-            "One crate holds {b} {things}. How many {things} are in {a} crates?",
-            "{who} saves {b} coins every week for {a} weeks. How many coins is that?",
-            "A machine makes {b} {things} an hour. How many {things} does it make in {a} hours?",
+            "One crate holds {a} {things}. How many {things} are in {b} crates?",
+            "{who} saves {a} coins every week for {b} weeks. How many coins is that?",
+            "A machine makes {a} {things} an hour. How many {things} does it make in {b} hours?",
             "A field is {a} meters long and {b} meters wide. What is its area?",
+            "{who} reads {a} pages a day. How many pages is that in {b} days?",
         ),
     ),
     Plan(
         name="sum",
-        steps=(("+", "a", "b", "c"),),
-        digits={"a": (3, 3), "b": (3, 3), "c": (3, 3)},
+        steps=(("+", "a", "b"),),
+        digits={"a": (3, 4), "b": (3, 4)},
         wordings=(
-            "What is {a} + {b} + {c}?",
-            "Add {a}, {b} and {c}.",
-            "Find the sum of {a}, {b} and {c}.",
-            "{who} has {a} {things}, {other} has {b} and a friend has {c}. How many {things} do they have together?",
-            "A shop sold {a} {things} in May, {b} in June and {c} in July. How many {things} did it sell in all?",
+            "What is {a} plus {b}?",
+            "Add {a} and {b}.",
+            "Calculate {a} + {b}.",
+            "Find the sum of {a} and {b}.",
+            "{who} has {a} {things} and {other} has {b}. How many {things} do they have together?",
+            "A shop sold {a} {things} in May and {b} in June. How many {things} did it sell in all?",
         ),
     ),
     Plan(
@@ -99,8 +101,8 @@ PLANS: tuple[Plan, ...] = (
         digits={"a": (4, 4), "b": (3, 3)},
         wordings=(
             "What is {a} minus {b}?",
-            "Subtract {b} from {a}.",
             "Calculate {a} - {b}.",
+            "Subtract {b} from {a}.",
             "How much more is {a} than {b}?",
             "{who} had {a} {things} and gave away {b}. How many {things} are left?",
         ),
@@ -115,7 +117,7 @@ PLANS: tuple[Plan, ...] = (
             "Divide {a} by {b}.",
             "Calculate {a} / {b}.",
             "{who} shares {a} {things} equally among {b} people. How many {things} does each get?",
-            "A box holds {b} {things}. How many boxes are needed for {a} {things}?",
+            "{who} puts {a} {things} in boxes of {b}. How many boxes are needed?",
         ),
     ),
     Plan(
@@ -124,31 +126,22 @@ PLANS: tuple[Plan, ...] = (
         digits={"a": (2, 2), "b": (2, 3), "c": (2, 3)},
         wordings=(
             "What is {a} * {b} + {c}?",
-            "Multiply {a} by {b} and add {c}.",
+            "Multiply {a} by {b}, then add {c}.",
+            "Add the product of {a} and {b} to {c}.",
             "{who} has {a} boxes of {b} {things} and {c} more {things}. How many {things} is that?",
             "A theater has {a} rows of {b} seats and {c} extra seats. How many seats does it have?",
-            "{who} earns {b} coins a day for {a} days and gets a bonus of {c}. How many coins is that?",
+            "{who} earns {a} coins a day for {b} days and gets a bonus of {c}. How many coins is that?",
         ),
     ),
     Plan(
         name="product_minus",
         steps=(("*", "a", "b"), ("-", "r1", "c")),
-        digits={"a": (2, 2), "b": (3, 3), "c": (2, 3)},
+        digits={"a": (2, 2), "b": (2, 3), "c": (3, 3)},
         wordings=(
             "What is {a} * {b} - {c}?",
-            "Multiply {a} by {b} and subtract {c}.",
-            "{who} has {a} boxes of {b} {things} and loses {c}. How many {things} are left?",
-            "A farm fills {a} carts with {b} {things} each and sells {c}. How many {things} are left?",
-        ),
-    ),
-    Plan(
-        name="minus_product",
-        steps=(("*", "b", "c"), ("-", "a", "r1")),
-        digits={"a": (3, 4), "b": (2, 2), "c": (2, 2)},
-        wordings=(
-            "What is {a} - {b} * {c}?",
-            "Subtract the product of {b} and {c} from {a}.",
-            "{who} has {a} coins and pays for {b} {things} at {c} coins each. What is the balance?",
+            "Multiply {a} by {b}, then subtract {c}.",
+            "From the product of {a} and {b} take away {c}.",
+            "{who} sells {a} {things} at {b} coins each and pays {c} coins for the stand. What is the balance?",
         ),
     ),
     Plan(
@@ -163,34 +156,44 @@ PLANS: tuple[Plan, ...] = (
         ),
     ),
     Plan(
-        name="product_sum",
-        steps=(("*", "a", "b"), ("*", "c", "d"), ("+", "r1", "r2")),
-        digits={"a": (2, 2), "b": (2, 2), "c": (2, 2), "d": (2, 2)},
+        name="quotient_times",
+        steps=(("/", "a", "b"), ("*", "r1", "c")),
+        digits={"a": (2, 2), "b": (2, 2), "c": (2, 3)},
+        multiples={"a": "b"},
         wordings=(
-            "What is {a} * {b} + {c} * {d}?",
-            "Add the product of {a} and {b} to the product of {c} and {d}.",
-            "{who} buys {a} {things} at {b} coins each and {c} maps at {d} coins each. What is the total?",
-            "There are {a} boxes of {b} {things} and {c} bags of {d} {things}. How many {things} is that?",
+            "What is {a} / {b} * {c}?",
+            "Divide {a} by {b}, then multiply by {c}.",
+            "{who} pays {a} coins for {b} {things}. How many coins do {c} {things} cost?",
         ),
     ),
     Plan(
-        name="product_difference",
-        steps=(("*", "a", "b"), ("*", "c", "d"), ("-", "r1", "r2")),
-        digits={"a": (2, 2), "b": (2, 2), "c": (2, 2), "d": (2, 2)},
+        name="product_plus_times",
+        steps=(("*", "a", "b"), ("+", "r1", "c"), ("*", "r2", "d")),
+        digits={"a": (2, 2), "b": (2, 2), "c": (2, 3), "d": (2, 2)},
         wordings=(
-            "What is {a} * {b} - {c} * {d}?",
-            "Subtract the product of {c} and {d} from the product of {a} and {b}.",
-            "{who} sells {a} {things} at {b} coins each and pays {c} workers {d} coins each. What is the profit?",
+            "What is ({a} * {b} + {c}) * {d}?",
+            "Multiply {a} by {b}, add {c}, then multiply by {d}.",
+            "Each day {who} packs {a} boxes of {b} {things} and {c} single {things}. How many {things} is that in {d} days?",
         ),
     ),
     Plan(
         name="product_minus_times",
         steps=(("*", "a", "b"), ("-", "r1", "c"), ("*", "r2", "d")),
-        digits={"a": (2, 2), "b": (3, 3), "c": (2, 2), "d": (2, 2)},
+        digits={"a": (2, 2), "b": (3, 3), "c": (2, 3), "d": (2, 2)},
         wordings=(
             "What is ({a} * {b} - {c}) * {d}?",
             "Multiply {a} by {b}, subtract {c}, then multiply by {d}.",
             "Each day {who} packs {a} boxes of {b} {things} and sells {c}. How many {things} are left after {d} days?",
+        ),
+    ),
+    Plan(
+        name="sum_times_minus",
+        steps=(("+", "a", "b"), ("*", "r1", "c"), ("-", "r2", "d")),
+        digits={"a": (2, 3), "b": (2, 3), "c": (2, 2), "d": (3, 3)},
+        wordings=(
+            "What is ({a} + {b}) * {c} - {d}?",
+            "Add {a} and {b}, multiply by {c}, then subtract {d}.",
+            "A set has {a} red and {b} blue {things}. {who} buys {c} sets and loses {d}. How many {things} are left?",
         ),
     ),
 )
@@ -208,9 +211,7 @@ def draw(rng: random.Random, split: str, levels: Mapping[int, float]) -> Problem
     who, other = rng.sample(NAMES, 2)
     text = wording.format(**operands, who=who, other=other, things=rng.choice(THINGS))
     expressions, answer = solve(plan, operands)
-    return Problem(
-        text=text, expressions=expressions, answer=answer, plan=plan.name, operands=tuple(operands.values())
-    )
+    return Problem(text=text, expressions=expressions, answer=answer, plan=plan.name, operands=tuple(operands.values()))
 
 
 def split_of(operands: Sequence[int]) -> str:

@@ -87,6 +87,8 @@ async def test_a_call_given_up_before_it_began_never_runs() -> None:
     second = asyncio.ensure_future(threads.run(lambda: ran.append(1)))
     await asyncio.sleep(0)
     second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
     call.go.set()
     assert await first
     assert await threads.run(lambda: "third") == "third"

@@ -432,6 +432,42 @@ def test_all_end_tokens_are_known(renderers: dict[str, Renderer], tmp_path: Path
     assert Renderer(PreTrainedTokenizerFast.from_pretrained(tmp_path)).stop_token_ids == sorted([end, text_end])
 
 
+def test_an_end_token_may_be_unknown_to_the_tokenizer(renderers: dict[str, Renderer]) -> None:  # B7
+    renderer = Renderer(renderers["chatml"].tokenizer, eos_token_ids=[10**6])
+    assert renderer.stop_token_ids[-1] == 10**6
+    assert renderer.decode([*renderer.encode("42"), 10**6]) == "42"
+    assert renderer.extend([USER], answer("42"), [USER], None, [10**6]).appended_end == []
+    played = play(renderer, [USER], [(answer("42"), [FEEDBACK])], None)
+    assert played == full_ids(renderer, [USER, answer("42"), FEEDBACK], None)
+
+
+def test_turns_that_only_sometimes_end_with_a_token(renderers: dict[str, Renderer]) -> None:
+    """A template that ends a turn before a user message and leaves it open before a tool's."""
+    tokenizer = renderers["chatml"].tokenizer
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+        "{% if not m.tool_calls %}{{ '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    renderer = Renderer(_with_template(tokenizer, template))
+    for content in ("Let me see.", ""):
+        increment = renderer.extend([USER], call("1", content=content), [result("2")], None, renderer.stop_token_ids)
+        text = renderer.tokenizer.decode(increment.ids)
+        assert text.lstrip("\n") == "<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n"
+    increment = renderer.extend([USER], answer("a"), [USER], None, [])
+    assert increment.appended_end == renderer.stop_token_ids[:1]
+
+
+def test_the_memory_of_prompts_is_bounded(renderers: dict[str, Renderer]) -> None:
+    renderer = Renderer(renderers["chatml"].tokenizer)
+    renderer._prompts._limit = 2000
+    for i in range(50):
+        renderer.prompt([{"role": "user", "content": f"{i}" * 100}], None)
+        renderer.prompt([USER], None)
+    assert 0 < renderer._prompts._size <= 2000
+    assert renderer._prompts._size == sum(len(text) for _, _, text in renderer._prompts._entries.values())
+
+
 def test_ends_of_the_template_are_found(renderers: dict[str, Renderer], make_tokenizer: Any) -> None:  # B7
     token = renderers["llama3"].tokenizer.convert_tokens_to_ids
     assert renderers["llama3"].stop_token_ids == sorted([token("<|eot_id|>"), token("<|eom_id|>")])

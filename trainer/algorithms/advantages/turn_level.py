@@ -48,7 +48,9 @@ def turn_level(
     per_turn = torch.zeros(shape, dtype=torch.float64, device=mask.device).index_put_(
         (row, turn), reward, accumulate=True
     )
-    present = torch.zeros(shape, dtype=torch.bool, device=mask.device).index_put_((row, turn), torch.tensor(True))
+    present = torch.zeros(shape, dtype=torch.bool, device=mask.device).index_put_(
+        (row, turn), torch.tensor(True, device=mask.device)
+    )
     to_go = suffix_sums(per_turn, 1.0)
 
     advantages = _normalised(rollouts, to_go, present, config.norm_by_std).to(mask.device)

@@ -8,7 +8,7 @@ from agentgym.errors import ConfigError, UnknownName
 from agentgym.tokens import get_parser
 from agentgym.types import AssistantTurn, ToolCall
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]  # those of vLLM are its own
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6*7"}}\n</tool_call>'
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}
