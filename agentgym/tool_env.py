@@ -17,7 +17,7 @@ from agentgym.interaction import Interaction, make_interaction, respond
 from agentgym.messages import assistant_message, error_message
 from agentgym.resources import Resources
 from agentgym.task_lists import TaskList, task_list
-from agentgym.tool import BaseTool, ToolContext
+from agentgym.tool import BaseTool, FunctionTool, ToolContext
 from agentgym.tool_results import TokenCutter
 from agentgym.tool_threads import run_in_thread
 from agentgym.toolbox import Toolbox, ToolLimits, read_tools_kwargs, select_tools
@@ -262,7 +262,10 @@ class ToolEnv(Env, abstract=True):
     def _offer(self) -> tuple[BaseTool, ...]:
         """The author's tools; `tools` itself shows the selection of the current task."""
         if self._offered is None:
-            self._offered = tuple(self.tools)
+            # A tool that is a method of the environment was listed in the class body, before there was an instance.
+            self._offered = tuple(
+                tool.__get__(self, type(self)) if isinstance(tool, FunctionTool) else tool for tool in self.tools
+            )
         return self._offered
 
     async def _choose(self, split: str, task_id: str | None) -> Task:

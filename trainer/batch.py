@@ -35,6 +35,8 @@ from torch import Tensor
 from agentgym.errors import ConfigError
 from agentgym.rollout import Rollout
 from agentgym.tokens.output import AgentLoopOutput
+from agentgym.trainer.algorithms import mask_truncated as clear_truncated
+from agentgym.trainer.algorithms import place_rewards
 
 Batch: TypeAlias = TensorDict
 
@@ -56,13 +58,8 @@ def make_batch(rollouts: Sequence[Rollout]) -> Batch:
     prompts = _number([tuple(segment.prompt_ids) for _, _, segment in rows])
     segments = [segment for _, _, segment in rows]
     mask = _pad([s.response_mask for s in segments], torch.bool)
-    valid = torch.tensor([r.reward is not None for _, r, _ in rows], dtype=torch.bool)
-    rewards = torch.zeros(mask.shape)
-    for n, (_, rollout, segment) in enumerate(rows):
-        # At the last token the model wrote; each segment carries the rollout's reward, which counts once in a baseline.
-        if rollout.reward is not None:
-            position = max(p for p, m in enumerate(segment.response_mask) if m)
-            rewards[n, position] = rollout.reward
+    # Each segment carries the rollout's reward, which counts once in a baseline.
+    rewards, valid = place_rewards([rollout.reward for _, rollout, _ in rows], mask)
     return TensorDict(
         {
             "prompt_ids": _pad([s.prompt_ids for s in segments], torch.int64),
@@ -89,9 +86,9 @@ def mask_truncated(batch: Batch) -> Batch:
 
     Called after the advantages: their rewards stay in the group baselines.
     """
-    keep = ~batch["truncated"][:, None]
-    batch["response_mask"] = batch["response_mask"] & keep
-    batch["loss_mask"] = batch["loss_mask"] & keep
+    batch["response_mask"], batch["loss_mask"] = clear_truncated(
+        batch["truncated"], batch["response_mask"], batch["loss_mask"]
+    )
     return batch
 
 

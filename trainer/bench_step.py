@@ -48,7 +48,7 @@ def run(*, steps: int = 12, warm_up: int = 2, cluster: str = "ray") -> list[dict
     result: list[dict[str, float | str]] = []
     for phase in PHASES:
         name = f"time/{phase}_s"
-        seconds = statistics.median(row[name] if name in row else 0.0 for row in rows)
+        seconds = statistics.median(row.get(name, 0.0) for row in rows)
         result.append({"phase": phase, "seconds": seconds, "share": seconds / total})
     rest = total - sum(float(row["seconds"]) for row in result)
     result.append({"phase": "controller", "seconds": rest, "share": rest / total})

@@ -220,6 +220,8 @@ class RayCluster(Cluster):
         remote = os.environ.get("RAY_ADDRESS")
         local: dict[str, Any] = {} if remote else {"num_cpus": cpus, "include_dashboard": False}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # Ray would run workers at a low priority, behind whatever else the machine does.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(
             address=remote,
             logging_level=logging.ERROR,

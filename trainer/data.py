@@ -27,8 +27,8 @@ class Draw:
 class TaskSampler:
     """Draws every task once per epoch, in an order that depends on seed and epoch only.
 
-    The only state is the number of batches drawn; an epoch ends where fewer tasks than a batch are left (they are dropped
-    for that epoch), so every batch has the same size.
+    The only state is the number of batches drawn; an epoch ends where fewer tasks than a batch are left (they are
+    dropped for that epoch), so every batch has the same size.
 
     Args:
         task_ids: the training tasks.

@@ -22,7 +22,6 @@ from agentgym.trainer.rollout.engines import RolloutSetup
 from agentgym.trainer.rollout.worker import RolloutReport, RolloutWorker
 from agentgym.trainer.worker import ActorWorker, MiniBatch, ModelWorker
 
-
 logger = logging.getLogger(__name__)
 
 

@@ -21,6 +21,9 @@ SIMILAR = 0.75
 HEAD_ELEMENTS = 2**25
 """Logits computed at a time (elements): 128 MiB in float32."""
 
+CACHED_ELEMENTS = 2**17
+"""Elements of a pass that should not leave a core's cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResponseBlock:
@@ -300,6 +303,9 @@ def head_log_probs(
         logits = logits / temperature
     log_z = torch.logsumexp(logits, dim=-1)
     log_prob = logits.gather(1, target[:, None])[:, 0] - log_z
-    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-        entropy = log_z - (torch.exp(logits - log_z[:, None]) * logits).sum(dim=-1)
+    if entropy_grad:
+        return log_prob, log_z - (torch.softmax(logits, dim=-1) * logits).sum(dim=-1)
+    with torch.no_grad():  # rows at a time, so that they stay in the cache
+        rows = torch.split(logits, max(1, CACHED_ELEMENTS // logits.shape[1]))
+        entropy = log_z - torch.cat([(torch.softmax(row, dim=-1) * row).sum(dim=-1) for row in rows])
     return log_prob, entropy

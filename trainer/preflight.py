@@ -73,6 +73,8 @@ def check_run(config: TrainConfig) -> RunCheck:
             batch, a model folder without what it takes.
     """
     check_names(config.plugins, config.env, config.rollout)
+    if config.trainer.cluster == "ray":
+        registration.check_shippable(registration.spec(config.env.name))
     check_algorithm(config)
     model = check_model(config.model, config.rollout)
     env = make_env(config.env)

@@ -194,12 +194,13 @@ class ActorWorker(ModelWorker):
         algo = self.algo
         log_prob, entropy = self._forward(batch, micro, entropy_grad=algo.entropy_coef != 0.0)
         if not micro.rows:
-            return log_prob.sum() * 0.0  # type: ignore[no-any-return]
+            return torch.sum(log_prob) * 0.0
         rows = batch[torch.tensor(micro.rows)]
         width = log_prob.shape[1]
 
         def column(name: str) -> Tensor:
-            return rows[name][:, :width].to(self.device)
+            values: Tensor = rows[name][:, :width]
+            return values.to(self.device)
 
         mask, loss_mask = column("response_mask"), column("loss_mask")
         old = column("old_log_probs") if "old_log_probs" in rows.keys() else log_prob.detach()  # noqa: SIM118

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, overload
 
 from agentgym.envs.calculator_math.answers import is_right
-from agentgym.envs.calculator_math.problems import LEVEL_WEIGHTS, draw
+from agentgym.envs.calculator_math.problems import LEVEL_WEIGHTS, STORY_SHARES, draw
 from agentgym.errors import ConfigError
 from agentgym.tool import BaseTool
 from agentgym.tool_env import ToolEnv
@@ -16,12 +16,22 @@ from agentgym.toolbox import ToolLimits
 from agentgym.tools.calculator import calculator
 from agentgym.types import AssistantTurn, Task, ToolCall
 
+KINDS: Mapping[str, Mapping[int, float]] = {
+    "mix": STORY_SHARES,
+    "story": dict.fromkeys(STORY_SHARES, 1.0),
+    "expression": dict.fromkeys(STORY_SHARES, 0.0),
+}
+"""Shares of word problems by level, for each kind of problem."""
+
 
 class CalculatorMath(ToolEnv):
     """Word and expression problems with multi-digit numbers, for a model that has a calculator.
 
     Args:
-        level: 1, 2 or 3 calculator calls; ``"mix"`` has 55 % of level 1, 33 % of level 2 and 12 % of level 3.
+        level: 1, 2 or 3 calculator calls; ``"mix"`` has 80 % of level 1, 15 % of level 2 and 5 % of level 3.
+        kind: ``"story"`` for word problems, ``"expression"`` for problems that name the operations; in ``"mix"`` 75 %
+        of
+            level 1 and 25 % of level 2 are word problems.
         train_size: number of training tasks.
         validation_size: number of validation tasks.
         use_tools: False takes the calculator away; the problems stay the same.
@@ -41,6 +51,7 @@ class CalculatorMath(ToolEnv):
         self,
         *,
         level: int | str = "mix",
+        kind: str = "mix",
         train_size: int = 10_000,
         validation_size: int = 256,
         use_tools: bool = True,
@@ -51,7 +62,10 @@ class CalculatorMath(ToolEnv):
         super().__init__(split=split, seed=seed, limits=limits)
         if level != "mix" and level not in LEVEL_WEIGHTS:
             raise ConfigError(f"level={level!r}: expected 1, 2, 3 or 'mix'")
+        if kind not in KINDS:
+            raise ConfigError(f"kind={kind!r}: expected one of {', '.join(map(repr, KINDS))}")
         self.level = level
+        self.kind = kind
         self.sizes = {"train": train_size, "validation": validation_size}
         for name, size in self.sizes.items():
             if size < 1:
@@ -63,7 +77,7 @@ class CalculatorMath(ToolEnv):
         """The tasks of a split, made when first asked for."""
         if split not in self.sizes:
             raise ConfigError(f"split {split!r}: expected 'train' or 'validation'")
-        return _tasks(split, self.seed, self.level, self.sizes[split])
+        return _tasks(split, self.seed, self.level, self.kind, self.sizes[split])
 
     def score(self, task: Task, answer: str) -> float:
         """1.0 if the final answer is exactly right, else 0.0."""
@@ -79,11 +93,12 @@ class CalculatorMath(ToolEnv):
 
 
 class ProblemTasks(Sequence[Task]):
-    """Tasks ``SPLIT-000000`` to ``SPLIT-00NNNN``; each depends on seed, split, level and its number only."""
+    """Tasks ``SPLIT-000000`` to ``SPLIT-00NNNN``; each depends on seed, split, level, kind and its number only."""
 
-    def __init__(self, split: str, seed: int, level: int | str, size: int) -> None:
+    def __init__(self, split: str, seed: int, level: int | str, kind: str, size: int) -> None:
         self._split = split
-        self._seed = seed
+        self._name = f"{seed}/{split}/{level}/{kind}"
+        self._story_shares = KINDS[kind]
         self._levels = LEVEL_WEIGHTS if level == "mix" else {int(level): 1.0}
         self._made: list[Task | None] = [None] * size
 
@@ -104,8 +119,8 @@ class ProblemTasks(Sequence[Task]):
         return task
 
     def _make(self, number: int) -> Task:
-        levels = ",".join(map(str, self._levels))
-        problem = draw(random.Random(f"{self._seed}/{self._split}/{levels}/{number}"), self._split, self._levels)
+        rng = random.Random(f"{self._name}/{number}")
+        problem = draw(rng, self._split, self._levels, self._story_shares)
         return Task(
             id=f"{self._split}-{number:06d}",
             prompt=problem.text,
@@ -120,6 +135,6 @@ class ProblemTasks(Sequence[Task]):
 
 
 @lru_cache(maxsize=16)
-def _tasks(split: str, seed: int, level: int | str, size: int) -> ProblemTasks:
+def _tasks(split: str, seed: int, level: int | str, kind: str, size: int) -> ProblemTasks:
     """Shared by the environments of a process: a session makes an environment, and asks it for one task by its id."""
-    return ProblemTasks(split, seed, level, size)
+    return ProblemTasks(split, seed, level, kind, size)

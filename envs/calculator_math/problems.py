@@ -17,8 +17,10 @@ Step = tuple[str, ...]
 """``("*", "a", "b")``: an operator and the names of its operands; ``r1``, ``r2`` are the results of earlier steps."""
 
 OPERATIONS = {"+": add, "-": sub, "*": mul, "/": floordiv}
-LEVEL_WEIGHTS = {1: 0.55, 2: 0.33, 3: 0.12}
+LEVEL_WEIGHTS = {1: 0.8, 2: 0.15, 3: 0.05}
 """Shares of the levels in the default mix."""
+STORY_SHARES = {1: 0.75, 2: 0.25, 3: 0.0}
+"""Shares of word problems in the default mix, by level; the others name the operations."""
 
 NAMES = ("Ana", "Ben", "Chloe", "David", "Emma", "Farid", "Grace", "Hugo", "Ines", "Jack", "Kofi", "Lena")
 THINGS = ("apples", "books", "bricks", "cards", "coins", "cups", "eggs", "lamps", "nails", "pens", "seeds", "tiles")
@@ -36,8 +38,10 @@ class Plan:
     steps: tuple[Step, ...]
     digits: Mapping[str, tuple[int, int]]
     """Fewest and most digits of each operand."""
-    wordings: tuple[str, ...]
-    """Fields: the operands, ``{who}``, ``{other}`` (two names) and ``{things}``."""
+    expressions: tuple[str, ...]
+    """Wordings that name the operations. Fields: the operands."""
+    stories: tuple[str, ...]
+    """Wordings as word problems. Fields: the operands, ``{who}``, ``{other}`` (two names) and ``{things}``."""
     multiples: Mapping[str, str] = field(default_factory=dict)
     """``{"a": "b"}``: the drawn ``a`` is multiplied by ``b``, so that a division has no remainder."""
 
@@ -68,11 +72,13 @@ PLANS: tuple[Plan, ...] = (
         name="product",
         steps=(("*", "a", "b"),),
         digits={"a": (2, 3), "b": (2, 3)},
-        wordings=(
+        expressions=(
             "What is {a} times {b}?",
             "Multiply {a} by {b}.",
             "Calculate {a} * {b}.",
             "Find the product of {a} and {b}.",
+        ),
+        stories=(
             "A hall has {a} rows of {b} seats. How many seats is that?",
             "{who} packs {a} boxes with {b} {things} in each. How many {things} is that?",
             "One crate holds {a} {things}. How many {things} are in {b} crates?",
@@ -85,12 +91,14 @@ PLANS: tuple[Plan, ...] = (
     Plan(
         name="sum",
         steps=(("+", "a", "b"),),
-        digits={"a": (3, 4), "b": (3, 4)},
-        wordings=(
+        digits={"a": (3, 3), "b": (3, 3)},
+        expressions=(
             "What is {a} plus {b}?",
             "Add {a} and {b}.",
             "Calculate {a} + {b}.",
             "Find the sum of {a} and {b}.",
+        ),
+        stories=(
             "{who} has {a} {things} and {other} has {b}. How many {things} do they have together?",
             "A shop sold {a} {things} in May and {b} in June. How many {things} did it sell in all?",
         ),
@@ -98,24 +106,25 @@ PLANS: tuple[Plan, ...] = (
     Plan(
         name="difference",
         steps=(("-", "a", "b"),),
-        digits={"a": (4, 4), "b": (3, 3)},
-        wordings=(
+        digits={"a": (3, 4), "b": (2, 3)},
+        expressions=(
             "What is {a} minus {b}?",
             "Calculate {a} - {b}.",
-            "Subtract {b} from {a}.",
             "How much more is {a} than {b}?",
-            "{who} had {a} {things} and gave away {b}. How many {things} are left?",
         ),
+        stories=("{who} had {a} {things} and gave away {b}. How many {things} are left?",),
     ),
     Plan(
         name="quotient",
         steps=(("/", "a", "b"),),
         digits={"a": (2, 2), "b": (2, 2)},
         multiples={"a": "b"},
-        wordings=(
+        expressions=(
             "What is {a} divided by {b}?",
             "Divide {a} by {b}.",
             "Calculate {a} / {b}.",
+        ),
+        stories=(
             "{who} shares {a} {things} equally among {b} people. How many {things} does each get?",
             "{who} puts {a} {things} in boxes of {b}. How many boxes are needed?",
         ),
@@ -124,10 +133,12 @@ PLANS: tuple[Plan, ...] = (
         name="product_plus",
         steps=(("*", "a", "b"), ("+", "r1", "c")),
         digits={"a": (2, 2), "b": (2, 3), "c": (2, 3)},
-        wordings=(
+        expressions=(
             "What is {a} * {b} + {c}?",
             "Multiply {a} by {b}, then add {c}.",
             "Add the product of {a} and {b} to {c}.",
+        ),
+        stories=(
             "{who} has {a} boxes of {b} {things} and {c} more {things}. How many {things} is that?",
             "A theater has {a} rows of {b} seats and {c} extra seats. How many seats does it have?",
             "{who} earns {a} coins a day for {b} days and gets a bonus of {c}. How many coins is that?",
@@ -137,20 +148,22 @@ PLANS: tuple[Plan, ...] = (
         name="product_minus",
         steps=(("*", "a", "b"), ("-", "r1", "c")),
         digits={"a": (2, 2), "b": (2, 3), "c": (3, 3)},
-        wordings=(
+        expressions=(
             "What is {a} * {b} - {c}?",
             "Multiply {a} by {b}, then subtract {c}.",
             "From the product of {a} and {b} take away {c}.",
-            "{who} sells {a} {things} at {b} coins each and pays {c} coins for the stand. What is the balance?",
         ),
+        stories=("{who} sells {a} {things} at {b} coins each and pays {c} coins for the stand. What is the balance?",),
     ),
     Plan(
         name="sum_times",
         steps=(("+", "a", "b"), ("*", "r1", "c")),
         digits={"a": (2, 3), "b": (2, 3), "c": (2, 2)},
-        wordings=(
+        expressions=(
             "What is ({a} + {b}) * {c}?",
             "Add {a} and {b}, then multiply by {c}.",
+        ),
+        stories=(
             "Each day {who} makes {a} {things} and {other} makes {b}. How many {things} do they make in {c} days?",
             "A set has {a} red and {b} blue {things}. How many {things} are in {c} sets?",
         ),
@@ -160,29 +173,34 @@ PLANS: tuple[Plan, ...] = (
         steps=(("/", "a", "b"), ("*", "r1", "c")),
         digits={"a": (2, 2), "b": (2, 2), "c": (2, 3)},
         multiples={"a": "b"},
-        wordings=(
+        expressions=(
             "What is {a} / {b} * {c}?",
             "Divide {a} by {b}, then multiply by {c}.",
-            "{who} pays {a} coins for {b} {things}. How many coins do {c} {things} cost?",
         ),
+        stories=("{who} pays {a} coins for {b} {things}. How many coins do {c} {things} cost?",),
     ),
     Plan(
         name="product_plus_times",
         steps=(("*", "a", "b"), ("+", "r1", "c"), ("*", "r2", "d")),
         digits={"a": (2, 2), "b": (2, 2), "c": (2, 3), "d": (2, 2)},
-        wordings=(
+        expressions=(
             "What is ({a} * {b} + {c}) * {d}?",
             "Multiply {a} by {b}, add {c}, then multiply by {d}.",
-            "Each day {who} packs {a} boxes of {b} {things} and {c} single {things}. How many {things} is that in {d} days?",
+        ),
+        stories=(
+            "Each day {who} packs {a} boxes of {b} {things} and {c} single {things}. "
+            "How many {things} is that in {d} days?",
         ),
     ),
     Plan(
         name="product_minus_times",
         steps=(("*", "a", "b"), ("-", "r1", "c"), ("*", "r2", "d")),
         digits={"a": (2, 2), "b": (3, 3), "c": (2, 3), "d": (2, 2)},
-        wordings=(
+        expressions=(
             "What is ({a} * {b} - {c}) * {d}?",
             "Multiply {a} by {b}, subtract {c}, then multiply by {d}.",
+        ),
+        stories=(
             "Each day {who} packs {a} boxes of {b} {things} and sells {c}. How many {things} are left after {d} days?",
         ),
     ),
@@ -190,21 +208,27 @@ PLANS: tuple[Plan, ...] = (
         name="sum_times_minus",
         steps=(("+", "a", "b"), ("*", "r1", "c"), ("-", "r2", "d")),
         digits={"a": (2, 3), "b": (2, 3), "c": (2, 2), "d": (3, 3)},
-        wordings=(
+        expressions=(
             "What is ({a} + {b}) * {c} - {d}?",
             "Add {a} and {b}, multiply by {c}, then subtract {d}.",
+        ),
+        stories=(
             "A set has {a} red and {b} blue {things}. {who} buys {c} sets and loses {d}. How many {things} are left?",
         ),
     ),
 )
 
 
-def draw(rng: random.Random, split: str, levels: Mapping[int, float]) -> Problem:
-    """Draw a problem of a split: level by weight, then plan, wording and operands until the operands fit the split."""
+def draw(rng: random.Random, split: str, levels: Mapping[int, float], story_shares: Mapping[int, float]) -> Problem:
+    """Draw a problem of a split.
+
+    Level by weight, then a plan (those with more wordings more often), word problem or not, a wording, and operands
+    until they fit the split.
+    """
     (level,) = rng.choices(list(levels), weights=list(levels.values()))
     plans = [plan for plan in PLANS if plan.level == level]
-    (plan,) = rng.choices(plans, weights=[len(plan.wordings) for plan in plans])
-    wording = rng.choice(plan.wordings)
+    (plan,) = rng.choices(plans, weights=[len(plan.expressions) + len(plan.stories) for plan in plans])
+    wording = rng.choice(plan.stories if rng.random() < story_shares[level] else plan.expressions)
     operands = _draw_operands(rng, plan)
     while split_of(list(operands.values())) != split:
         operands = _draw_operands(rng, plan)

@@ -143,7 +143,7 @@ def test_every_wording_names_every_operand() -> None:
         operands = {
             name: 10 ** (digits[1] - 1) + 3 + number for number, (name, digits) in enumerate(plan.digits.items())
         }
-        for wording in plan.wordings:
+        for wording in plan.expressions + plan.stories:
             text = wording.format(**operands, who="Ana", other="Ben", things="pens")
             assert sorted(map(int, re.findall("[0-9]+", text))) == sorted(operands.values()), wording
 
@@ -166,8 +166,26 @@ def test_default_sizes_and_levels() -> None:
     tasks = env.tasks("validation")
     assert len(tasks) == 256
     shares = [sum(task.data["level"] == level for task in tasks) / len(tasks) for level in (1, 2, 3)]
-    assert shares == pytest.approx([0.55, 0.33, 0.12], abs=0.1)
+    assert shares == pytest.approx([0.8, 0.15, 0.05], abs=0.08)
     assert {task.data["level"] for task in CalculatorMath(level=2).tasks("train")[:50]} == {2}
+
+
+def test_the_kind_decides_whether_a_problem_names_its_operations() -> None:
+    named = {wording.format_map(Blank()) for plan in PLANS for wording in plan.expressions}
+
+    def share(kind: str) -> float:
+        prompts = [str(task.prompt) for task in CalculatorMath(kind=kind).tasks("train")[:200]]
+        return sum(re.sub(r"[0-9]+", "#", prompt) in named for prompt in prompts) / 200
+
+    assert (share("expression"), share("story")) == (1.0, 0.0)
+    assert 0.25 < share("mix") < 0.5
+
+
+class Blank(dict[str, str]):
+    """Fills every field with ``#``."""
+
+    def __missing__(self, key: str) -> str:
+        return "#"
 
 
 def test_tasks_are_a_sequence() -> None:
@@ -178,7 +196,9 @@ def test_tasks_are_a_sequence() -> None:
         tasks[3]
 
 
-@pytest.mark.parametrize("kwargs", [{"level": 4}, {"level": "hard"}, {"train_size": 0}, {"validation_size": -1}])
+@pytest.mark.parametrize(
+    "kwargs", [{"level": 4}, {"level": "hard"}, {"kind": "poem"}, {"train_size": 0}, {"validation_size": -1}]
+)
 def test_wrong_settings_are_refused(kwargs: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=str(next(iter(kwargs.values())))):
         CalculatorMath(**kwargs)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from agentgym.config import load_config
 from agentgym.console import Console
 from agentgym.errors import ConfigError, EnvError

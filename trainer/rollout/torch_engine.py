@@ -60,8 +60,9 @@ class TorchEngine:
     over what top-k and top-p leave; a greedy turn reports ``log_softmax(logits)``.
 
     Deterministic mode: after `begin_batch` turns are admitted at barriers (see `agentgym.trainer.rollout.gate`), so
-    that ids and log-probs are a function of weights, requests and thread count, whatever the timing. Session ids are
-    then the announced keys. Without `begin_batch`, or with ``deterministic=False``, admission is immediate.
+    that on a CPU ids and log-probs are, to the bit, a function of weights, requests and thread count, whatever the
+    timing. Session ids are then the announced keys. Without `begin_batch`, or with ``deterministic=False``, admission
+    is immediate.
     """
 
     def __init__(
@@ -151,8 +152,9 @@ class TorchEngine:
     def begin_batch(self, keys: Sequence[str], limit: int) -> None:
         """Announce the session keys of the coming batch, in order; at most ``limit`` are open at once, in order.
 
-        Forgets all sessions, so that the batch does not depend on what came before. The caller must open the keys in
-        this order as far as ``limit`` allows and must `finish` each of them: a barrier waits for every open key.
+        Forgets all sessions, so that the batch does not depend on what came before. The caller must really open
+        ``limit`` keys at once, in this order, and must `finish` each: a barrier waits for every open key. A rollout
+        that is tried again keeps its key, and is finished after the last try.
         Does nothing when the engine is not deterministic.
 
         Raises:
