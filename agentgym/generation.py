@@ -43,9 +43,7 @@ class Generation:
 class Generator(Protocol):
     """What every engine offers to a loop. Raises `agentgym.errors.InfraError` when the engine is lost."""
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
-    ) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str) -> Generation:
         """Sample one turn after ``prompt_ids`` (the whole history). Cancelling the call aborts the request."""
         ...
 
