@@ -127,7 +127,7 @@ def test_an_unknown_name_gets_the_nearest_and_all_names() -> None:  # F6
 
 @pytest.mark.parametrize("id", ["calculator math", "agentgym:calculator-math", "", "elsewhere/calculator-math"])
 def test_a_malformed_name_is_an_unknown_one(id: str) -> None:
-    with pytest.raises(UnknownName, match="Known: calculator-math"):
+    with pytest.raises(UnknownName, match=r"Known: .*calculator-math"):
         agentgym.make(id)
 
 

@@ -59,6 +59,7 @@ SETTINGS = {
     "data.batch_size": 4,
     "rollout.n": 4,
     "rollout.max_response_length": 24,
+    "rollout.temperature": 1.6,  # hot, so that the samples of a group differ
     "trainer.cluster": "inline",
     "trainer.threads": 1,
     "trainer.total_steps": 6,
