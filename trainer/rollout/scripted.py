@@ -102,7 +102,8 @@ def oracle_player(env: Env, parser: str, tokenizer: Any) -> Script:
     """A script that plays what ``env.oracle`` answers, written in the format of the tool parser ``parser``.
 
     The task is found by its prompt: the longest prompt of the environment's tasks that the session's first prompt
-    contains. Raises `ConfigError` where that is no task or more than one, or the oracle has no further turn.
+    contains. Raises `ConfigError` where that is no task, or several with different answers, or the oracle has no
+    further turn.
     """
     write = get_parser(parser).render
     tasks: dict[str, list[Task]] = {}
@@ -116,12 +117,13 @@ def oracle_player(env: Env, parser: str, tokenizer: Any) -> Script:
         if turn == 0:
             text = tokenizer.decode(prompt_ids)
             found = next((tasks[prompt] for prompt in longest_first if prompt in text), [])
-            if len(found) != 1:
+            shown = [[write(answer) for answer in env.oracle(task)] for task in found]
+            if not shown or any(other != shown[0] for other in shown):
                 raise ConfigError(
-                    f"session {session_id!r} shows the prompt of {len(found)} tasks; the oracle needs exactly one: "
-                    "give each task its own prompt"
+                    f"session {session_id!r} shows the prompt of {len(found)} tasks; the oracle needs one, or the same "
+                    f"answers for all: give each task its own prompt"
                 )
-            unplayed[session_id] = [write(answer) for answer in env.oracle(found[0])]
+            unplayed[session_id] = shown[0]
         answers = unplayed.pop(session_id, [])
         if not answers:
             raise ConfigError(f"the oracle has no turn {turn} for session {session_id!r}: it expected the end by now")
