@@ -182,6 +182,8 @@ class _Checker:
         for split in SPLITS:
             for task in _spread(self._tasks(split), self.tasks_per_split):
                 rewards.append(self._play_oracle(task, split))
+        if not rewards:
+            raise Problem("there is no task to play")
         return f"solves {len(rewards)} of {len(rewards)} tasks, mean reward {sum(rewards) / len(rewards):.3g}"
 
     def any_text(self) -> str:

@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from agentgym.errors import EnvError, InfraError
+from agentgym.errors import ConfigError, EnvError, InfraError
 from agentgym.rollout import Rollout
 from agentgym.types import RolloutStatus
+
+
+def check_prompts(rollouts: Sequence[Rollout], max_prompt_length: int) -> None:
+    """Raise `ConfigError` where no prompt of a step fits: nothing was asked of the model, so nothing can be learned."""
+    if rollouts and all(r.outcome.num_turns == 0 and r.status is RolloutStatus.TRUNCATED_TOKENS for r in rollouts):
+        shown = rollouts[0]
+        length = len(shown.segments[0].prompt_ids) if shown.segments else 0
+        raise ConfigError(
+            f"no prompt fits rollout.max_prompt_length={max_prompt_length}: task {shown.task_id} has {length} tokens; "
+            f"raise it to at least that"
+        )
 
 
 def check_failures(rollouts: Sequence[Rollout], max_failure_rate: float, *, first_step: bool) -> None:

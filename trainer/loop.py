@@ -18,7 +18,7 @@ from agentgym.trainer.batch import Batch, make_batch, mask_truncated, union
 from agentgym.trainer.cluster import Interrupted
 from agentgym.trainer.config import TrainConfig
 from agentgym.trainer.data import Draw, TaskSampler
-from agentgym.trainer.failures import check_failures
+from agentgym.trainer.failures import check_failures, check_prompts
 from agentgym.trainer.groups import ActorGroup, ReferenceGroup, RolloutGroup
 from agentgym.trainer.requests import training_requests, validation_requests
 from agentgym.trainer.rollout.worker import RolloutReport
@@ -109,7 +109,7 @@ class Trainer:
         self.progress.status("rollout")
         with self.timed("rollout"):
             report = self.rollout.generate(training_requests(self.config, draws, self.step), self.stop)
-        check_failures(report.rollouts, self.config.trainer.max_failure_rate, first_step=self.step == 0)
+        self.check(report)
         return report
 
     def add_old_log_probs(self, batch: Batch) -> None:
@@ -188,11 +188,16 @@ class Trainer:
         self.progress.status("validation")
         with self.timed("validation"):
             report = self.rollout.generate(validation_requests(self.config, self.val_task_ids, self.step), self.stop)
-        check_failures(report.rollouts, self.config.trainer.max_failure_rate, first_step=self.step == 0)
+        self.check(report)
         self.log.rollouts(f"validation-{self.step:06d}", report.rollouts)
         values = metrics.of_validation(report)
         self.val_reward = values["val/reward_mean"]
         return values | {"time/validation_s": self._timings["time/validation_s"]}
+
+    def check(self, report: RolloutReport) -> None:
+        """Raise where what was played must end the run."""
+        check_failures(report.rollouts, self.config.trainer.max_failure_rate, first_step=self.step == 0)
+        check_prompts(report.rollouts, self.config.rollout.max_prompt_length)
 
     def record(
         self,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from agentgym import plugins
-from agentgym.config import dump_config
+from agentgym.config import dump_config, load_config
 from agentgym.console import Console, RunSummary
 from agentgym.errors import ConfigError
 from agentgym.trainer import checkpoint, tracking
@@ -39,16 +40,20 @@ class StopRequest:
     def exit_code(self) -> int:
         return 0 if self.signal is None else 128 + self.signal
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handle both signals inside the block; the old handlers come back after it."""
+    def install(self) -> dict[int, Any]:
+        """Handle both signals; gives back the handlers that were there. Once more after Ray has put in its own."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self.signal is not None:
                 raise KeyboardInterrupt
             self.signal = number
 
-        old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle both signals inside the block; the old handlers come back after it."""
+        old = self.install()
         try:
             yield
         finally:
@@ -60,12 +65,18 @@ def run(config: TrainConfig, console: Console) -> int:
     """Train as configured and return the exit code: 0, or 130 after Ctrl-C (143 after SIGTERM)."""
     start = time.monotonic()
     stop = StopRequest()
-    folder, resumed_from = prepare_folder(config)
+    folder, resumed_from = prepare_folder(config, console)
+    reached = checkpoint.step_of(resumed_from) if resumed_from is not None else 0
+    if config.trainer.total_steps is not None and reached >= config.trainer.total_steps:
+        console.line(
+            f"nothing to do: {folder} is at step {reached} of trainer.total_steps={config.trainer.total_steps}"
+        )
+        return 0
     with stop.installed(), ExitStack() as stack:
         console.line(f"run {folder}")
         trainer = build(config, folder, resumed_from, console, stop, stack)
         if trainer.step >= trainer.total_steps:
-            console.line(f"nothing to do: the run has all its {trainer.total_steps} steps")
+            console.line(f"nothing to do: {folder} is at step {trainer.step} of {trainer.total_steps}")
             return 0
         trainer.fit()
     for line in summarise(trainer, folder, time.monotonic() - start).lines():
@@ -73,13 +84,14 @@ def run(config: TrainConfig, console: Console) -> int:
     return stop.exit_code
 
 
-def prepare_folder(config: TrainConfig) -> tuple[Path, Path | None]:
+def prepare_folder(config: TrainConfig, console: Console) -> tuple[Path, Path | None]:
     """The run's folder and the checkpoint to resume from (None for a new run, or one that never saved)."""
     settings = config.trainer
     if settings.resume is not None:
         folder = Path(settings.resume)
         if not (folder / "config.yaml").exists():
             raise ConfigError(f"trainer.resume={settings.resume!r}: no run folder there (it has no config.yaml)")
+        record_changes(folder / "config.yaml", config, console)
         checkpoints = folder / "checkpoints"
         checkpoint.remove_leftovers(checkpoints)
         return folder, checkpoint.latest(checkpoints)
@@ -88,6 +100,35 @@ def prepare_folder(config: TrainConfig) -> tuple[Path, Path | None]:
     folder = tracking.create_run_folder(settings.run_dir, name.replace("/", "-"))
     (folder / "config.yaml").write_text(dump_config(config))
     return folder, None
+
+
+def record_changes(path: Path, config: TrainConfig, console: Console) -> None:
+    """Show and write what a resumed run changes. Raises `ConfigError` where that would make it another run."""
+    recorded = load_config(TrainConfig, files=[path])
+    for name, before, after in (
+        ("env", recorded.env.name, config.env.name),
+        ("model", recorded.model.path, config.model.path),
+    ):
+        if before != after:
+            raise ConfigError(f"{name}={after}: the run to resume has {name}={before}; start a new run for another one")
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"resume": None})})
+    old, new = flat(recorded.model_dump(mode="json")), flat(config.model_dump(mode="json"))
+    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    for key in changed:
+        console.line(f"changed {key}: {old.get(key)} -> {new.get(key)}")
+    if changed:
+        path.write_text(dump_config(config))
+
+
+def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one with dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
 
 
 def build(
@@ -103,6 +144,7 @@ def build(
     console.line("starting workers")
     cluster = make_cluster(config)
     stack.callback(cluster.close)
+    stop.install()
     model = config.model if resumed_from is None else config.model.model_copy(update={"path": str(resumed_from)})
     current = config.model_copy(update={"model": model})
     threads = config.trainer.threads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -267,6 +268,23 @@ def test_several_epochs_and_mini_batches_clip(plugin: Path, tmp_path: Path) -> N
     assert row["actor/approx_kl"] != 0.0
     assert row["actor/clip_fraction"] > 0.0
     assert row["time/old_log_probs_s"] > 0.0
+
+
+def test_prompts_that_do_not_fit_are_an_error_not_a_reward_of_zero(plugin: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_prompt_length=1: task validation-0 has \d\d tokens"):
+        train(config(tmp_path, plugin, **{"rollout.max_prompt_length": 1}))
+
+
+def test_a_resume_cannot_become_another_run_and_records_what_it_changes(
+    whole: Path, plugin: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    with pytest.raises(ConfigError, match="env=twenty-questions: the run to resume has env=parity-test"):
+        train(resumed(run, plugin, env="twenty-questions"))
+    _, text = train(resumed(run, plugin, **{"trainer.total_steps": 7, "rollout.n": 2}))
+    assert "changed rollout.n: 4 -> 2" in text
+    assert load_config(TrainConfig, files=[run / "config.yaml"]).trainer.total_steps == 7
+    assert [row["sessions/opened"] for row in read_jsonl(run / "metrics.jsonl")[-2:]] == [16, 8]
 
 
 def test_no_run_to_resume_is_an_error(plugin: Path, tmp_path: Path) -> None:
