@@ -159,7 +159,7 @@ def expand_choices(model: type[BaseModel], data: Mapping[str, Any]) -> dict[str,
 
 def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     try:
-        merged = OmegaConf.merge(*[OmegaConf.create(dict(layer)) for layer in layers])
+        merged = OmegaConf.merge({}, *[OmegaConf.create(dict(layer)) for layer in layers])
         container = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
         reason = str(error).partition("\n")[0]

@@ -159,6 +159,13 @@ def test_a_run_is_evaluated_as_it_was_trained(capsys: pytest.CaptureFixture[str]
     assert "size" not in evaluated("env=twenty-questions")["env"]
 
 
+def test_envs_without_arguments_lists_what_ships(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = cli(capsys, "envs")
+    assert code == 0
+    assert "calculator-math" in out
+    assert "twenty-questions" in out
+
+
 def test_envs_lists_shipped_ones_and_plugins(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = cli(capsys, "envs", TOY)
     assert code == 0
