@@ -15,6 +15,7 @@ from agentgym.trainer.data import Draw
 from agentgym.trainer.model import load_tokenizer
 from agentgym.trainer.requests import training_requests
 from agentgym.trainer.rollout.scripted import ScriptedEngine, texts
+from agentgym.trainer.rollout.worker import relax_garbage_collection
 
 
 def run(*, rollouts: int = 512, passes: int = 4) -> list[dict[str, float | str]]:
@@ -31,6 +32,7 @@ async def _measure(rollouts: int, passes: int) -> list[dict[str, float | str]]:
     turns = {task.id: [parser.render(turn) for turn in env.oracle(task)] for task in tasks}
     env.close()
     draws = [Draw(task_id=task.id, number=number, epoch=0) for number, task in enumerate(tasks)]
+    relax_garbage_collection()  # as in a rollout worker
     rows: list[dict[str, float | str]] = []
     for number in range(1, passes + 1):
         requests = [r for r in training_requests(config, draws, step=number) if r.sample == 0]
