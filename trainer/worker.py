@@ -97,6 +97,9 @@ class ModelWorker:
         threads = config.trainer.threads if config.trainer.threads is not None else (os.cpu_count() or 1)
         torch.set_num_threads(max(1, threads // world_size))
         cuda = torch.cuda.is_available()
+        if not cuda:
+            # The backward pass of indexing adds in the order of the threads otherwise, and a resume would not be exact.
+            torch.use_deterministic_algorithms(True, warn_only=True)
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         self._store: TCPStore | None = None
 
