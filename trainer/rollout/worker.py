@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -139,10 +138,6 @@ class RolloutWorker:
             return [task.id for task in env.unwrapped.tasks(split)]
         finally:
             env.close()
-
-    async def pid(self) -> int:
-        """Process id, for tests and the watchdog."""
-        return os.getpid()
 
     async def close(self) -> None:
         """Cancel, close the session manager, stop the engine."""
