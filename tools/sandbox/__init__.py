@@ -1,0 +1,1 @@
+"""Sandboxes: where code that nobody trusts runs, with its state, for one session."""
