@@ -37,6 +37,11 @@ SHIPPED: Mapping[str, Mapping[str, Any]] = {
         "max_turns": 8,
         "description": "word and expression problems that need a calculator",
     },
+    "counter": {
+        "entry_point": "agentgym.envs.counter:Counter",
+        "max_turns": 8,
+        "description": "bring a counter to a number; teaches tools that keep their state",
+    },
     "twenty-questions": {
         "entry_point": "agentgym.envs.twenty_questions:TwentyQuestions",
         "max_turns": 21,
