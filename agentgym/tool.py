@@ -10,7 +10,7 @@ import typing
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from agentgym.errors import ConfigError
 from agentgym.resources import Resources
@@ -19,6 +19,9 @@ from agentgym.tool_results import read_result
 from agentgym.tool_schema import ToolSchema, checked_schema, derive_schema
 from agentgym.tool_threads import run_in_thread
 from agentgym.types import Task, ToolResponse
+
+if TYPE_CHECKING:
+    from agentgym.sandbox import LazySandbox
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,8 +41,8 @@ class ToolContext:
     task: Task | None = None
     state: dict[str, Any] = field(default_factory=dict)
     """One dict per session, shared by its tools; empty at the start of an episode."""
-    sandbox: Any = None
-    """The session's sandbox, where the environment has one."""
+    sandbox: LazySandbox | None = None
+    """The session's sandbox, where the environment has one; it starts at its first use."""
     resources: Resources = field(default_factory=Resources)
     """Of this tool in this session: what is pushed here is released after the tool, or at once if its create fails."""
 

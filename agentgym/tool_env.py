@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pydantic
 
@@ -22,6 +22,9 @@ from agentgym.tool_results import TokenCutter
 from agentgym.tool_threads import run_in_thread
 from agentgym.toolbox import Toolbox, ToolLimits, read_tools_kwargs, select_tools
 from agentgym.types import AssistantTurn, Message, ParseError, RolloutStatus, Task
+
+if TYPE_CHECKING:
+    from agentgym.sandbox import LazySandbox, SandboxConfig
 
 Score = float | Mapping[str, Any]
 """A number, or a dict with ``score`` and further numbers, which are logged as reward components."""
@@ -57,6 +60,7 @@ class ToolEnv(Env, abstract=True):
         limits: of tool calls.
         tool_reward_weight: instead of the class's.
         turn_score_weight: instead of the class's.
+        sandbox: instead of the class's: settings, or the name of a backend.
 
     Example:
         >>> @function_tool
@@ -85,6 +89,10 @@ class ToolEnv(Env, abstract=True):
     interaction: str | type[Interaction] | Mapping[str, Any] | None = None
     """The simulated user: a class, a registered name or ``{"_target_": ...}``. A task may name another one."""
     interaction_config: Mapping[str, Any] = {}
+    sandbox: SandboxConfig | Mapping[str, Any] | str | None = None
+    """Where the code of tools runs: settings of `agentgym.sandbox.SandboxConfig` or a backend's name; None: nowhere.
+
+    Every episode has a sandbox of its own, which starts at the first call that needs it."""
     tool_reward_weight: float = 0.0
     turn_score_weight: float = 0.0
 
@@ -104,6 +112,7 @@ class ToolEnv(Env, abstract=True):
         limits: ToolLimits | Mapping[str, Any] | None = None,
         tool_reward_weight: float | None = None,
         turn_score_weight: float | None = None,
+        sandbox: SandboxConfig | Mapping[str, Any] | str | None = None,
     ) -> None:
         self.split = split
         self.seed = seed
@@ -112,6 +121,7 @@ class ToolEnv(Env, abstract=True):
             self.tool_reward_weight = tool_reward_weight
         if turn_score_weight is not None:
             self.turn_score_weight = turn_score_weight
+        self.sandbox = _sandbox_config(type(self).sandbox if sandbox is None else sandbox)
         self.resources = Resources()
         """What the episode holds; the session adopts it and releases it before the environment."""
         self._lists: dict[str, TaskList] = {}
@@ -165,13 +175,14 @@ class ToolEnv(Env, abstract=True):
         self.task = task = await self._choose(options.get("split") or self.split, options.get("task_id"))
         self.check_task(task)
         self._num_errors = self._cut_turns = 0
+        sandbox = self._plan_sandbox()
         self.toolbox = Toolbox(
             self._offer(),
             selection=task.tool_selection,
             tools_kwargs=task.tools_kwargs,
             limits=self.limits,
             cutter=self._token_cutter,
-            context=ToolContext(session_id=self.resources.owner, task=task, state={}),
+            context=ToolContext(session_id=self.resources.owner, task=task, state={}, sandbox=sandbox),
         )
         self.tools = self.toolbox.tools
         self.resources.push("tools", self.toolbox.release)
@@ -268,6 +279,17 @@ class ToolEnv(Env, abstract=True):
             )
         return self._offered
 
+    def _plan_sandbox(self) -> LazySandbox | None:
+        """The episode's sandbox, not started yet; released after the tools."""
+        config = _sandbox_config(self.sandbox)
+        if config is None:
+            return None
+        from agentgym.sandbox import LazySandbox
+
+        sandbox = LazySandbox(config)
+        self.resources.push("sandbox", sandbox.close)
+        return sandbox
+
     async def _choose(self, split: str, task_id: str | None) -> Task:
         where = f"environment {self.name!r} in split {split!r}"
         if split not in self._lists:
@@ -326,6 +348,14 @@ def _tool_limits(limits: ToolLimits | Mapping[str, Any] | None) -> ToolLimits:
         return ToolLimits.model_validate(dict(limits or {}))
     except pydantic.ValidationError as error:
         raise ConfigError(f"limits={dict(limits or {})}: {error}") from error
+
+
+def _sandbox_config(value: SandboxConfig | Mapping[str, Any] | str | None) -> SandboxConfig | None:
+    if value is None:
+        return None
+    from agentgym.sandbox import read_sandbox_config  # most environments have no sandbox, and the settings take time
+
+    return read_sandbox_config(value)
 
 
 def _read_score(value: Any) -> tuple[float, dict[str, float]]:

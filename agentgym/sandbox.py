@@ -1,0 +1,312 @@
+"""What a sandbox is: its settings, its results, what tools and environments see, what a backend implements.
+
+    ToolEnv(sandbox=...)  ->  LazySandbox (one per episode, ``ToolContext.sandbox``; opens at its first use)
+                          ->  SandboxPool (one per event loop and settings; warm, never used twice)
+                          ->  SandboxBackend.launch (docker, namespace, process)  ->  Channel to the worker inside
+
+The backends and the pool live in `agentgym.tools.sandbox`; here are the contracts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import pydantic
+
+from agentgym.config import ConfigModel, setting
+from agentgym.errors import ConfigError, InfraError, SessionClosed
+from agentgym.registry import Registry
+
+Language = Literal["python", "bash"]
+RunStatus = Literal["ok", "error", "timeout", "lost"]
+
+
+class SandboxConfig(ConfigModel):
+    """``env.sandbox=namespace`` or ``env.sandbox.memory_mb=256``: where the code of tools runs, and its limits."""
+
+    chosen_by: ClassVar[str | None] = "backend"
+
+    backend: Literal["auto", "docker", "namespace", "process"] = setting(
+        "auto",
+        "`docker`, `namespace` (bubblewrap), `process` (no isolation at all); `auto`: docker, else namespace, else an "
+        "error",
+    )
+    image: str | None = setting(
+        None,
+        "docker: image with a python3, null: the one of `agentgym sandbox build`; namespace: folder of a root file "
+        "system, null: the host's /usr",
+    )
+    runtime: str | None = setting(None, "docker: container runtime, e.g. runsc; null: the daemon's default")
+    memory_mb: int = setting(512, "MiB of memory of all processes together", ge=64)
+    cpus: float = setting(1.0, "Processors; enforced by docker", gt=0)
+    pids: int = setting(64, "Processes and threads at the same time", ge=8)
+    disk_mb: int = setting(64, "MiB of /work, and the same of /tmp", ge=1)
+    network: Literal["none", "allow"] = setting("none", "`allow`: the sandbox reaches whatever the host reaches")
+    pool_size: int = setting(4, "Sandboxes that are kept ready; each is used by one episode and destroyed", ge=0)
+    limit: int = setting(256, "Sandboxes in use at the same time, per process", ge=1)
+    open_timeout: float = setting(30.0, "Seconds to start a sandbox", gt=0)
+    output_limit: int = setting(16384, "Bytes kept of the output of one call: its head and its tail", ge=16)
+
+
+def read_sandbox_config(value: SandboxConfig | Mapping[str, Any] | str | None) -> SandboxConfig | None:
+    """The settings that an environment was given: a model, a mapping, a backend's name, or None for no sandbox.
+
+    Raises:
+        ConfigError: an unknown key or a wrong value.
+    """
+    if value is None or isinstance(value, SandboxConfig):
+        return value
+    data = {"backend": value} if isinstance(value, str) else dict(value)
+    try:
+        return SandboxConfig.model_validate(data)
+    except pydantic.ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        known = ", ".join(SandboxConfig.model_fields)
+        raise ConfigError(f"sandbox={value!r}: {faults}. Known keys: {known}.") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What one call of `Sandbox.run` gave."""
+
+    output: str
+    """stdout and stderr in the order of writing; beyond the limit head + marker + tail; undecodable bytes replaced."""
+    status: RunStatus
+    """``ok``; ``error``: exception or exit code above 0; ``timeout``; ``lost``: the interpreter or the whole sandbox
+    ended during the call, by the code's own doing."""
+    output_bytes: int = 0
+    """Bytes that were written, kept or not."""
+    truncated: bool = False
+    state_lost: bool = False
+    """True: variables and working directory of that language are gone (of the whole sandbox if it was lost)."""
+    exit_code: int | None = None
+    """Of the bash command or program; None for python."""
+    seconds: float = 0.0
+    """Wall-clock time inside the sandbox."""
+    reason: str = ""
+    """Why a call was ended or the state was lost, for the model: ``"memory limit of 512 MiB"``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """One entry of a folder."""
+
+    name: str
+    kind: Literal["file", "folder", "link", "other"]
+    size: int = 0
+
+
+class Sandbox(Protocol):
+    """A started sandbox of one session."""
+
+    id: str
+    backend: str
+
+    @property
+    def lost(self) -> bool:
+        """True once it cannot be used any more."""
+        ...
+
+    async def run(self, language: Language, code: str, *, timeout: float) -> RunResult:
+        """Run code in the session's interpreter: variables, functions, working directory and files persist.
+
+        Calls run one after the other. ``timeout`` counts from the start of this one; it interrupts the code, and kills
+        the interpreter only if that does not help. Cancelling ends the call the same way.
+
+        Raises:
+            InfraError: the sandbox was lost, and not by the code's doing.
+        """
+        ...
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file under /work, folders included. Raises `ToolError` for a path outside or a full disk."""
+        ...
+
+    async def read_file(self, path: str, *, limit: int) -> bytes:
+        """At most ``limit`` bytes of a regular file under /work. Raises `ToolError`."""
+        ...
+
+    async def list_files(self, path: str = ".") -> list[FileEntry]:
+        """Entries of a folder under /work, sorted by name. Raises `ToolError`."""
+        ...
+
+    async def run_trusted(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float,
+        files: Mapping[str, bytes] | None = None,
+    ) -> RunResult:
+        """Run a program that the session's code cannot touch, e.g. a grader: every process of the session is killed
+        first (its interpreters' state is lost), then ``argv`` starts with a clean environment in /work.
+
+        ``files`` are written to a new folder that is the program's working directory instead, readable only there.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Destroy the sandbox and everything in it. Idempotent; a cancellation does not interrupt it."""
+        ...
+
+
+class Channel(Protocol):
+    """A launched worker: its byte stream, and the means to destroy everything that belongs to it.
+
+    The backend starts ``agentgym.tools.sandbox.client.worker_command(python)`` with the stream at its stdin and stdout;
+    the client sends the worker's source and speaks with it.
+    """
+
+    loss: InfraError | None
+    """Set by the backend where it knows that the worker was lost by a fault of the host (daemon gone)."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    async def read(self) -> bytes:
+        """Some bytes from the worker, as they come; empty once the stream has ended."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Send all bytes to the worker. Raises `ConnectionError` if it is gone."""
+        ...
+
+    async def kill(self) -> None:
+        """Destroy container, processes, mounts and temporary folders; returns when they are gone. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """Who a sandbox belongs to; backends attach it where something could outlive the owner."""
+
+    sandbox_id: str
+    owner_pid: int
+    boot_id: str
+    """Together with the start time it names the owner's process uniquely."""
+    owner_start: int
+    """Start time of the owner in clock ticks after boot."""
+    created: float
+    """Unix time."""
+    expires: float
+    """Unix time after which a reaper may remove it in any case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What the worker inside has to know; a backend says it in `SandboxBackend.worker_settings`."""
+
+    work: str = "/work"
+    """The folder of the session's files."""
+    memory_mb: int | None = None
+    """MiB that the worker itself watches over; None where the host enforces a limit."""
+    pids: int | None = None
+    """Processes that the worker limits with RLIMIT_NPROC; None where the host enforces a limit."""
+    file_mb: int | None = None
+    """Largest file in MiB; None: no limit."""
+
+
+class SandboxBackend(Protocol):
+    """One way to isolate: ``docker``, ``namespace`` or ``process``."""
+
+    name: str
+
+    def unavailable(self) -> str | None:
+        """Why it cannot work here, in one sentence with the remedy; None if it works. Blocking; called on a thread."""
+        ...
+
+    def worker_settings(self, config: SandboxConfig) -> WorkerSettings: ...
+
+    async def launch(self, config: SandboxConfig, labels: Labels) -> Channel:
+        """Start a container or process tree with the worker inside. Leaves nothing behind if it raises or is cancelled.
+
+        Raises:
+            InfraError: it did not start.
+            ConfigError: a setting that this backend cannot honour.
+        """
+        ...
+
+
+class SandboxSource(Protocol):
+    """What gives out sandboxes: a pool."""
+
+    async def open(self) -> Sandbox:
+        """A fresh sandbox. Raises `InfraError` or `ConfigError`."""
+        ...
+
+
+sandbox_backends: Registry[Callable[[], SandboxBackend]] = Registry("sandbox backend")
+sandbox_backends.register("docker", "agentgym.tools.sandbox.docker:DockerBackend")
+sandbox_backends.register("namespace", "agentgym.tools.sandbox.namespace:NamespaceBackend")
+sandbox_backends.register("process", "agentgym.tools.sandbox.process:ProcessBackend")
+
+sandbox_sources: Registry[Callable[[SandboxConfig], SandboxSource]] = Registry("source of sandboxes")
+"""By string, so that the core imports no tools; ``shared`` gives the pool of the running event loop."""
+sandbox_sources.register("shared", "agentgym.tools.sandbox.pool:shared_pool")
+
+
+class LazySandbox:
+    """The sandbox of one episode: opened at the first use, replaced when its own code destroyed it.
+
+    Tools get it as ``ToolContext.sandbox``; it is released after the tools.
+
+    Example:
+        >>> @function_tool
+        ... async def python(code: str, context: ToolContext) -> str:
+        ...     result = await context.sandbox.run("python", code, timeout=10)
+        ...     return result.output
+    """
+
+    def __init__(self, config: SandboxConfig, source: SandboxSource | None = None) -> None:
+        self.config = config
+        self._source = source
+        self._opening: asyncio.Task[Sandbox] | None = None
+        self._closed = False
+
+    @property
+    def opened(self) -> bool:
+        """True once something asked for the sandbox."""
+        return self._opening is not None
+
+    async def get(self) -> Sandbox:
+        """The sandbox, started if it is not. Cancelling the caller does not stop a start that others may wait for.
+
+        Raises:
+            InfraError: it did not start; the next call tries again.
+            SessionClosed: the session is being released.
+        """
+        if self._closed:
+            raise SessionClosed("the sandbox of this session was released")
+        if self._opening is not None and self._opening.done():
+            failed = self._opening.cancelled() or self._opening.exception() is not None
+            if failed:
+                self._opening = None
+            elif self._opening.result().lost:
+                await self._opening.result().close()
+                self._opening = None
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open(), name="open a sandbox")
+        return await asyncio.shield(self._opening)
+
+    async def run(self, language: Language, code: str, *, timeout: float) -> RunResult:
+        """`Sandbox.run` in the session's sandbox; after a loss in a fresh one."""
+        return await (await self.get()).run(language, code, timeout=timeout)
+
+    async def close(self) -> None:
+        """Destroy the sandbox, also one that is just starting. Idempotent."""
+        self._closed = True
+        opening = self._opening
+        if opening is None:
+            return
+        opening.cancel()
+        await asyncio.wait({opening})
+        if not opening.cancelled() and opening.exception() is None:
+            await opening.result().close()
+
+    async def _open(self) -> Sandbox:
+        if self._source is None:
+            self._source = sandbox_sources.get("shared")(self.config)
+        return await self._source.open()
