@@ -1,8 +1,8 @@
-"""Who owns a container, a process tree or a temp folder, written on it so that others can tell whether its owner lives.
+"""Who owns a container, a process tree or a temp folder: written on it, for others to tell whether the owner lives.
 
-An owner is a process. A process id alone is used again by the system, so it goes with the start time of the process, the
-boot that it belongs to, and the pid namespace in which the id counts. All in one word without separators that names of
-containers, environment variables or files would object to.
+An owner is a process. A process id alone is used again by the system, so it goes with the start time of the process,
+the boot that it belongs to, and the pid namespace in which the id counts. All of it in one word that names of
+containers, environment variables and files take.
 """
 
 from __future__ import annotations

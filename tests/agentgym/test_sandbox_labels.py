@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentgym.tools.sandbox.labels import EXPIRES_KEY, OWNER_KEY, SESSION_KEY, Labels, Owner
+from agentgym.sandbox_labels import EXPIRES_KEY, OWNER_KEY, SESSION_KEY, Labels, Owner
 
 
 def test_labels_survive_both_ways_of_writing_them() -> None:
@@ -37,7 +37,7 @@ def test_this_process_is_alive_and_what_it_owns_is_never_left_behind() -> None:
 
 
 def test_a_process_that_ended_is_dead_also_as_a_zombie() -> None:
-    code = "from agentgym.tools.sandbox.labels import Labels; print(Labels(session='s').word, flush=True); input()"
+    code = "from agentgym.sandbox_labels import Labels; print(Labels(session='s').word, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
