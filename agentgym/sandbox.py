@@ -19,6 +19,7 @@ import pydantic
 from agentgym.config import ConfigModel, setting
 from agentgym.errors import ConfigError, InfraError, SessionClosed
 from agentgym.registry import Registry
+from agentgym.sandbox_labels import Labels
 
 Language = Literal["python", "bash"]
 RunStatus = Literal["ok", "error", "timeout", "lost"]
@@ -177,22 +178,6 @@ class Channel(Protocol):
     async def kill(self) -> None:
         """Destroy container, processes, mounts and temporary folders; returns when they are gone. Idempotent."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Labels:
-    """Who a sandbox belongs to; backends attach it where something could outlive the owner."""
-
-    sandbox_id: str
-    owner_pid: int
-    boot_id: str
-    """Together with the start time it names the owner's process uniquely."""
-    owner_start: int
-    """Start time of the owner in clock ticks after boot."""
-    created: float
-    """Unix time."""
-    expires: float
-    """Unix time after which a reaper may remove it in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
