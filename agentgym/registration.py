@@ -42,6 +42,11 @@ SHIPPED: Mapping[str, Mapping[str, Any]] = {
         "max_turns": 8,
         "description": "bring a counter to a number; teaches tools that keep their state",
     },
+    "search-qa": {
+        "entry_point": "agentgym.envs.search_qa:SearchQA",
+        "max_turns": 10,
+        "description": "questions about an invented world that take one to three searches",
+    },
     "twenty-questions": {
         "entry_point": "agentgym.envs.twenty_questions:TwentyQuestions",
         "max_turns": 21,

@@ -134,6 +134,21 @@ def play(
     raise typer.Exit(play_command([f"env={env}", *(overrides or [])], seed=seed, task_id=task))
 
 
+@app.command()
+def smoke(overrides: Overrides = None) -> None:
+    """Play some tasks with the perfect player, through all that training uses.
+
+    The environment's oracle plays tasks of both splits through sessions, agent loop, tools, sandbox and the model's
+    tokens. Prints rewards, tool calls, what is left behind and where the time goes. Exit code 1 if a task is not
+    solved, an episode fails (the first is shown with its traceback) or something is left.
+
+    Example: agentgym smoke env=calculator-math tasks=5
+    """
+    from agentgym.cli.smoke_command import smoke_command
+
+    raise typer.Exit(smoke_command(overrides or []))
+
+
 @config_app.command(name="train")
 def config_train(overrides: Overrides = None, config: Files = None) -> None:
     """Show the configuration that `agentgym train` would run with, as YAML.
