@@ -64,7 +64,7 @@ def test_an_oracle_that_is_wrong_is_shown_with_its_conversation(
 
 
 def test_a_fault_is_shown_with_task_and_traceback(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    plugin = broken(tmp_path, "faulty-score", "float(answer.strip()", "1 / 0 + float(answer.strip()")
+    plugin = broken(tmp_path, "faulty-score", "return float(task", "return 1 / 0 + float(task")
     code, out, _ = smoke(capsys, "env=faulty-score", plugin, "tasks=1")
     assert code == 1
     assert re.search(r"task 'train/\S+' failed_env:", out)
@@ -105,7 +105,10 @@ def test_wrong_input_is_exit_code_2(capsys: pytest.CaptureFixture[str], argument
 
 
 def test_children_are_found_with_their_own() -> None:
-    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); sys.stdin.read(); p.kill()"
+    code = (
+        "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); "
+        "sys.stdin.read(); p.kill()"
+    )
     before = children()
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with child:
