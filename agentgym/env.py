@@ -150,6 +150,10 @@ class Env(gymnasium.Env[Observation, Action]):
         """How a perfect player answers ``task``, turn by turn. Raises `ConfigError` if nobody has said how."""
         raise ConfigError(f"environment {self.name!r} has no oracle: define oracle(task) to use this")
 
+    def answer_key(self, answer: str) -> str:
+        """What two final answers must share to be the same one; a majority vote counts equal keys."""
+        return " ".join(answer.split())
+
     # -- what callers use --------------------------------------------------------------------------------------------
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -16,6 +16,36 @@ class EvalRolloutConfig(RolloutConfig):
 
     temperature: float = setting(0.0, "Sampling temperature; 0 is greedy. With n above 1 the default is 1", ge=0.0)
 
+    session_limit: int = setting(
+        64,
+        "Rollouts that are played at the same time",
+        ge=1,
+        synonyms=["concurrency", "max_concurrency", "max_connections", "num_concurrent", "workers"],
+    )
+
+
+class EndpointConfig(ConfigModel):
+    """``endpoint=URL``: a model behind an OpenAI-compatible API."""
+
+    chosen_by: ClassVar[str | None] = "url"
+
+    url: str | None = setting(
+        None,
+        "Address of the API, e.g. http://127.0.0.1:8000/v1; `model` is then a name that it knows",
+        synonyms=["base_url", "api_base"],
+    )
+    key_env: str = setting("OPENAI_API_KEY", "Environment variable that holds the key", synonyms=["api_key"])
+    max_retries: int = setting(5, "Times a request is tried again after 429, 5xx, a timeout or a lost connection", ge=0)
+    timeout: float = setting(300.0, "Seconds to wait for an answer, or for the next piece of a stream", gt=0)
+    requests_per_minute: float | None = setting(
+        None, "Requests are spaced so that there are no more; null: no limit", gt=0, synonyms=["rate_limit", "rpm"]
+    )
+    stream: bool = setting(False, "Ask for the answer piece by piece")
+    limit_key: Literal["max_tokens", "max_completion_tokens"] = setting(
+        "max_tokens", "What the API calls the limit of tokens; newer models of OpenAI want max_completion_tokens"
+    )
+    extra_body: dict[str, Any] = setting({}, "Further fields of every request, e.g. {reasoning_effort: low}")
+
 
 class EvalConfig(ConfigModel):
     """A policy (a model, or an agent that needs none) and the tasks it is measured on."""
@@ -25,9 +55,11 @@ class EvalConfig(ConfigModel):
     model: ModelConfig = section(ModelConfig, "The model to evaluate")
     agent: str | None = setting(
         None,
-        "Instead of a model: `oracle`, the environment's own perfect player; null: the model plays",
+        "Who plays: `oracle` (the environment's own perfect player), `noop` (empty answers), or an async function of "
+        "yours, my_module:my_agent or my_file.py:my_agent; null: the model",
         synonyms=["policy"],
     )
+    endpoint: EndpointConfig = section(EndpointConfig, "Where the model is, if it is not on this machine")
     split: str = setting("validation", "Split of the environment's tasks")
     tasks: int | None = setting(
         None, "Use only the first tasks of the split; null: all", ge=1, synonyms=["limit", "num_tasks", "max_samples"]
@@ -36,7 +68,19 @@ class EvalConfig(ConfigModel):
     seed: int = setting(0, "Seed of the sampling", ge=0)
     threads: int | None = setting(None, "CPU threads for computing; null: all cores", ge=1)
     rollout: EvalRolloutConfig = section(EvalRolloutConfig, "How episodes are played")
-    output: Path | None = setting(None, "Folder for report and rollouts; null: only the summary is printed")
+    success: float = setting(1.0, "A rollout with a reward of at least this is solved (pass@k)")
+    interval: Literal["t", "bootstrap"] = setting("t", "How confidence intervals are made; both cluster by task")
+    output: Path | None = setting(
+        None,
+        "Folder for rollouts and report; null: evals/ENV-POLICY from the command line, none from Python",
+        synonyms=["output_dir", "log_dir"],
+    )
+
+    @property
+    def policy(self) -> str:
+        """Who plays, for a person."""
+        model = self.model.path if self.endpoint.url is None else f"{self.model.path} at {self.endpoint.url}"
+        return model if self.agent is None else self.agent
 
     @model_validator(mode="before")
     @classmethod
@@ -51,12 +95,6 @@ class EvalConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _samples_differ(self) -> EvalConfig:
-        if self.n > 1 and self.rollout.temperature == 0 and self.agent is None:
+        if self.n > 1 and self.rollout.temperature == 0 and self.agent is None and self.endpoint.url is None:
             raise ValueError(f"n={self.n} samples at rollout.temperature=0 are all the same: set it above 0, or n=1")
-        return self
-
-    @model_validator(mode="after")
-    def _agent_is_known(self) -> EvalConfig:
-        if self.agent not in (None, "oracle"):
-            raise ValueError(f"agent={self.agent!r}: expected 'oracle', or null to let the model play")
         return self

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from agentgym.types import AssistantTurn, Message, ParseError
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentgym.types import AssistantTurn, FinishReason, Message, ParseError, ToolCall
+
+if TYPE_CHECKING:
+    from agentgym.tokens import ToolParser
 
 
 def assistant_message(turn: AssistantTurn) -> Message:
@@ -29,3 +36,65 @@ def text_of(message: Message) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content if part["type"] == "text")
+
+
+def openai_messages(conversation: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages in the form of the OpenAI chat API: arguments of calls are JSON texts, empty content is null."""
+    converted = []
+    for message in conversation:
+        entry: dict[str, Any] = {**message}
+        if message["role"] == "tool":
+            entry.pop("name", None)  # some servers refuse keys that the API does not have
+        if calls := message.get("tool_calls"):
+            entry["content"] = message["content"] or None
+            entry["tool_calls"] = [_openai_call(call) for call in calls]
+        converted.append(entry)
+    return converted
+
+
+def _openai_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    return {**call, "type": "function", "function": {**function, "arguments": text}}
+
+
+def turn_from_openai(
+    message: Mapping[str, Any], *, finish_reason: str = "stop", parser: ToolParser | None = None
+) -> AssistantTurn:
+    """The turn that an assistant message of the OpenAI chat API says.
+
+    Args:
+        message: with ``content`` and, if any, ``tool_calls``.
+        finish_reason: of the choice; ``"length"`` marks a cut turn.
+        parser: reads calls out of the text of a message without ``tool_calls``; None: the text is plain.
+    """
+    from agentgym.tokens.parsers.json_calls import read_arguments  # late: the parsers are not light
+
+    reason: FinishReason = "length" if finish_reason == "length" else "stop"
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else text_of({"role": "assistant", "content": content})
+    given = message.get("tool_calls") or ()
+    if not given and parser is not None:
+        parsed = parser.parse(text)
+        return AssistantTurn(
+            content=parsed.content,
+            tool_calls=parsed.tool_calls,
+            errors=parsed.errors,
+            finish_reason=reason,
+            raw=text,
+        )
+    calls: list[ToolCall] = []
+    errors: list[ParseError] = []
+    for call in given:
+        function = call.get("function") or {}
+        name, arguments = function.get("name"), read_arguments(function.get("arguments"))
+        if not name:
+            errors.append(ParseError(message="The call has no name.", raw=json.dumps(call, ensure_ascii=False)))
+        elif isinstance(arguments, str):
+            errors.append(
+                ParseError(message=f"The arguments of {name!r} {arguments}", raw=str(function.get("arguments")))
+            )
+        else:
+            calls.append(ToolCall(name=name, arguments=arguments, id=call.get("id") or ""))
+    return AssistantTurn(content=text, tool_calls=tuple(calls), errors=tuple(errors), finish_reason=reason)

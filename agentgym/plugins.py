@@ -107,7 +107,7 @@ def _from_environment() -> list[str]:
 
 
 def _load_one(source: str) -> None:
-    path = _as_path(source)
+    path = as_path(source)
     canonical = str(path) if path is not None else source
     if canonical in (*_loaded, *_loading, *_installed):
         return
@@ -124,7 +124,7 @@ def _load_one(source: str) -> None:
     _loaded.append(canonical)
 
 
-def _as_path(source: str) -> Path | None:
+def as_path(source: str) -> Path | None:
     """The absolute path if ``source`` means a file; None for an import path."""
     if not source.endswith(".py") and "/" not in source and os.sep not in source:
         return None

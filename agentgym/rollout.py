@@ -32,6 +32,12 @@ class Rollout:
     """Wall clock from opening to closing of the session."""
     attempts: int = 1
     metrics: Mapping[str, float] = field(default_factory=dict)
+    split: str = ""
+    """Split of the environment's tasks."""
+    seed: int | None = None
+    """Of the environment's ``reset``."""
+    data_source: str = ""
+    """Of the task."""
 
     @property
     def status(self) -> RolloutStatus:

@@ -99,6 +99,9 @@ class RolloutRunner:
             conversation=list(session.conversation),
             seconds=time.monotonic() - start,
             attempts=attempt,
+            split=request.split,
+            seed=request.seed,
+            data_source="" if session.task is None else session.task.data_source,
         )
 
     async def _play(self, request: RolloutRequest, session: Session) -> list[AgentLoopOutput]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym import plugins, registration
 from agentgym.errors import ConfigError, EnvError, UnknownName, boundary, did_you_mean
+from agentgym.evaluation.agents import BUILT_IN, load_agent, needs_endpoint
 from agentgym.loops import agent_loops
 from agentgym.registry import import_target
 from agentgym.settings import EnvConfig, ModelConfig, RolloutConfig
@@ -95,7 +96,8 @@ def check_run(config: TrainConfig) -> RunCheck:
 def check_evaluation(config: EvalConfig) -> None:
     """The same for an evaluation. Raises `ConfigError`."""
     check_names(config.plugins, config.env, config.rollout)
-    if config.agent is None:
+    agent = None if config.agent in (None, *BUILT_IN) else load_agent(str(config.agent))
+    if config.endpoint.url is None and (config.agent is None or (agent is not None and needs_endpoint(agent))):
         check_model(config.model, config.rollout)
     env = make_env(config.env)
     try:

@@ -77,17 +77,35 @@ def train(
 
 
 @app.command(name="eval")
-def evaluate(overrides: Overrides = None, config: Files = None) -> None:
-    """Measure a model: mean reward with a confidence interval.
+def evaluate(
+    overrides: Overrides = None,
+    config: Files = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with an evaluation: play only what is missing or failed, keep the rest."),
+    ] = False,
+) -> None:
+    """Measure a model or an agent: mean reward with a confidence interval, pass@k, and a report with plots.
 
-    Settings: env=NAME model=tiny|FOLDER|RUN (or agent=oracle), n=SAMPLES per task, split=validation, tasks=LIMIT.
-    With model=RUN, environment and settings are those of the run unless given.
+    What plays is one of:
+
+    \b
+    model=tiny|FOLDER|RUN          a model on this machine (RUN: its best checkpoint, its environment and settings)
+    endpoint=URL model=NAME        a model behind an OpenAI-compatible API; the key comes from OPENAI_API_KEY
+    agent=my_file.py:my_agent      your own async function of the session, with any framework inside
+    agent=oracle, agent=noop       the environment's perfect player; empty answers
+
+    Further settings: n=SAMPLES per task, split=validation, tasks=LIMIT, output=FOLDER (default: evals/ENV-POLICY),
+    rollout.session_limit=ROLLOUTS played at once. `agentgym config eval env=NAME` shows all of them.
+
+    Every rollout is written as it ends. After Ctrl-C, a crash or failures: agentgym eval --resume output=FOLDER.
+    Rollouts that could not be scored count as errors, never as 0.
 
     Example: agentgym eval env=calculator-math model=tiny n=4
     """
     from agentgym.cli.eval_command import eval_command
 
-    raise typer.Exit(eval_command(overrides or [], config or []))
+    raise typer.Exit(eval_command(overrides or [], config or [], resume=resume))
 
 
 @app.command()

@@ -2,31 +2,61 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from agentgym.config import Layer, dump_config, load_config, read_yaml
 from agentgym.console import Console
+from agentgym.errors import ConfigError
 from agentgym.evaluation_config import EvalConfig
+
+EVALS = Path("evals")
+"""Folder of the evaluations that do not name one."""
 
 SAMPLING = frozenset({"engine", "temperature", "top_p", "top_k", "n"})
 """Settings of a training run's rollouts that its evaluation does not take over."""
 
 
-def eval_command(overrides: Sequence[str], files: Sequence[Path]) -> int:
-    """Compose and check the configuration, evaluate, print the report. Returns the exit code."""
+def eval_command(overrides: Sequence[str], files: Sequence[Path], *, resume: bool = False) -> int:
+    """Compose and check the configuration, evaluate, print the report.
+
+    Returns:
+        The exit code: 0, or 1 where nothing could be scored.
+    """
     from agentgym.trainer.preflight import check_evaluation
 
-    config = load_eval_config(overrides, files)
+    config = load_eval_config(overrides, files, resume=resume)
     check_evaluation(config)
     from agentgym.evaluation import evaluate  # after the checks: it is slow to import
 
+    folder = config.output if config.output is not None else default_folder(config, resume=resume)
     console = Console()
-    report = evaluate(config, console)
+    # A SIGTERM is an interruption like Ctrl-C: sessions are released, what was played is kept.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        report = evaluate(config.model_copy(update={"output": folder}), console, resume=resume)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     for line in report.lines():
         console.line(line)
+    console.line(f"\n{folder}/report.html shows it with plots; agentgym compare {folder} OTHER puts two side by side")
+    if report.errors:
+        console.line(f"agentgym eval --resume output={folder} plays what failed again")
     return 0 if report.scored > 0 else 1
+
+
+def default_folder(config: EvalConfig, *, resume: bool) -> Path:
+    """``evals/ENV-POLICY``; with a number behind it where that exists, unless it is resumed."""
+    policy = config.agent if config.agent is not None else config.model.path
+    name = re.sub(r"[^\w.-]+", "-", f"{config.env.name}-{policy.rstrip('/').removesuffix('.py')}").strip("-.")
+    folder, number = EVALS / name, 1
+    while folder.exists() and not resume:
+        number += 1
+        folder = EVALS / f"{name}-{number}"
+    return folder
 
 
 def show_eval_config(overrides: Sequence[str], files: Sequence[Path]) -> None:
@@ -38,8 +68,20 @@ def show_eval_config(overrides: Sequence[str], files: Sequence[Path]) -> None:
     Console().line(dump_config(config).rstrip())
 
 
-def load_eval_config(overrides: Sequence[str], files: Sequence[Path]) -> EvalConfig:
-    """The configuration; the model of a run is evaluated as it was trained, where nothing else is said."""
+def load_eval_config(overrides: Sequence[str], files: Sequence[Path], *, resume: bool = False) -> EvalConfig:
+    """The configuration; the model of a run is evaluated as it was trained, where nothing else is said.
+
+    With ``resume`` the settings are those of the evaluation in ``output=FOLDER`` (also given as plain ``FOLDER``),
+    where nothing else is said.
+    """
+    if resume:
+        overrides = [f"output={text}" if "=" not in text and Path(text).is_dir() else text for text in overrides]
+        output = _chosen(overrides, "output", "")
+        if output is not None:
+            file = Path(output) / "config.yaml"
+            if not file.is_file():
+                raise ConfigError(f"--resume output={output}: no evaluation there; expected {file}")
+            return load_config(EvalConfig, overrides=overrides, files=files, base=[Layer(str(file), read_yaml(file))])
     run = _chosen(overrides, "model", "path")
     base = [] if run is None else settings_of_run(Path(run), env=_chosen(overrides, "env", "name"))
     return load_config(EvalConfig, overrides=overrides, files=files, base=base)

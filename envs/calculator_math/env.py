@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, overload
 
-from agentgym.envs.calculator_math.answers import is_right
+from agentgym.envs.calculator_math.answers import final_answer, is_right, read_number
 from agentgym.envs.calculator_math.problems import LEVEL_WEIGHTS, STORY_SHARES, draw
 from agentgym.errors import ConfigError
 from agentgym.tool import BaseTool
@@ -82,6 +82,12 @@ class CalculatorMath(ToolEnv):
     def score(self, task: Task, answer: str) -> float:
         """1.0 if the final answer is exactly right, else 0.0."""
         return float(is_right(answer, task.data["answer"]))
+
+    def answer_key(self, answer: str) -> str:
+        """The number, however it is written; of a text without one the text."""
+        found = final_answer(answer)
+        number = None if found is None else read_number(found)
+        return super().answer_key(answer) if number is None else str(number)
 
     def oracle(self, task: Task) -> list[AssistantTurn]:
         """One calculator call a turn, then the answer."""

@@ -64,6 +64,8 @@ def process(*arguments: str, cwd: Path, stdin: str = "") -> "subprocess.Complete
         (["config", "train", TOY, "env=toy-sums", "algo.advantage=grop"], ["'grpo'"]),
         (["config", "eval", TOY, "env=toy-sum"], ["'toy-sums'"]),
         (["eval", TOY, "env=toy-sums", "agent=orcle"], ["agent='orcle'", "'oracle'"]),
+        (["eval", TOY, "env=toy-sums", "agent=json:loads"], ["agent='json:loads'", "async"]),
+        (["eval", "--resume", "output=nope"], ["output=nope", "no evaluation there"]),
         (["eval", TOY, "env=toy-sums", "splt=train"], ["'splt'", "'split'"]),
         (["eval", TOY, "env=toy-sums", "split=test"], ["split=test", "train and validation"]),
         (["check", "toy-sum", TOY], ["'toy-sums'"]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from agentgym import AssistantTurn, Task, ToolEnv
 from agentgym.config import load_config
 from agentgym.console import Console
 from agentgym.errors import ConfigError
-from agentgym.evaluation import clustered_interval, evaluate
+from agentgym.evaluation import evaluate
 from agentgym.evaluation_config import EvalConfig
 
 
@@ -74,19 +73,3 @@ def test_rollouts_and_report_are_written(tmp_path: Path) -> None:
 def test_an_empty_split_is_an_error() -> None:
     with pytest.raises(ConfigError, match="no tasks in split 'none'"):
         run("split=none")
-
-
-def test_the_interval_of_independent_values_is_the_usual_one() -> None:
-    mean, low, high = clustered_interval([[1.0], [0.0], [0.0], [1.0], [1.0]])
-    assert mean == pytest.approx(0.6)
-    standard_error = math.sqrt((3 * 0.16 + 2 * 0.36) / 4 / 5)
-    assert high is not None
-    assert low is not None
-    assert high - 0.6 == pytest.approx(1.959964 * standard_error, rel=1e-6)
-    assert 0.6 - low == pytest.approx(high - 0.6)
-
-
-def test_repeating_every_sample_does_not_narrow_the_interval() -> None:
-    once = clustered_interval([[1.0], [0.0], [1.0]])
-    thrice = clustered_interval([[1.0] * 3, [0.0] * 3, [1.0] * 3])
-    assert thrice == pytest.approx(once)
