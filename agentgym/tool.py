@@ -82,6 +82,8 @@ class BaseTool:
     """``"call"``: create, execute and release for every call; `calc_reward` is not asked."""
     timeout: float | None = None
     """Seconds one call may take; None: the limit of the toolbox."""
+    has_reward: bool = True
+    """Whether `calc_reward` is asked at the end of a session."""
 
     def __init__(self, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None) -> None:
         self.config = dict(config or {})
@@ -162,6 +164,8 @@ class FunctionTool(BaseTool, Generic[P, R]):
 
     As a class attribute it is a method: ``instance.tool`` is the tool bound to the instance.
     """
+
+    has_reward = False
 
     def __init__(
         self,

@@ -19,6 +19,12 @@ from agentgym.toolbox import select_tools
 
 _ENTRY_KEYS = ("class_name", "config", "tool_schema")
 
+_SOURCES = {
+    "server": "agentgym.tools.server.remote:tools_of_entry",
+    "mcp": "agentgym.tools.mcp:tools_of_entry",
+}
+"""Entries that stand for all tools of a server, by their first key."""
+
 
 def load_tools(*paths: str | Path) -> list[BaseTool]:
     """The tools of one or more files, in order.
@@ -29,6 +35,12 @@ def load_tools(*paths: str | Path) -> list[BaseTool]:
           - class_name: my_package.tools.SearchTool     # or my_package.tools:SearchTool, or search.py:SearchTool
             config: {endpoint: "http://127.0.0.1:8000"}
             tool_schema: {type: function, function: {name: search, description: ..., parameters: {...}}}
+
+    An entry may also stand for the tools of a server (see `agentgym.tools.server` and `agentgym.tools.mcp`), which is
+    asked for them here::
+
+          - server: http://127.0.0.1:8000               # a tool server; unix:PATH; process, with files: [...]
+          - mcp: {command: [my-mcp-server, --stdio]}    # an MCP server; or its URL
 
     ``class_name`` may also name a function tool. A file of Python code in it is looked for beside the YAML file.
 
@@ -96,13 +108,28 @@ def _load_yaml(path: Path) -> list[BaseTool]:
         raise ConfigError(f"tool file {str(path)!r} is not YAML: {error}") from error
     if not isinstance(content, Mapping) or not isinstance(content.get("tools"), list) or len(content) > 1:
         raise ConfigError(f"tool file {str(path)!r}: expected one key 'tools' with a list of entries")
-    return [_build(path, f"{path}: tools[{index}]", entry) for index, entry in enumerate(content["tools"])]
+    return [
+        tool
+        for index, entry in enumerate(content["tools"])
+        for tool in _read_entry(path, f"{path}: tools[{index}]", entry)
+    ]
+
+
+def _read_entry(path: Path, where: str, entry: Any) -> list[BaseTool]:
+    for key, target in _SOURCES.items():
+        if isinstance(entry, Mapping) and key in entry:
+            found: list[BaseTool] = import_target(target, what=where)(entry, folder=path.parent, where=where)
+            return found
+    return [_build(path, where, entry)]
 
 
 def _build(path: Path, where: str, entry: Any) -> BaseTool:
     """One entry of a YAML file."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("class_name"), str):
-        raise ConfigError(f"{where}: {entry!r}: expected the keys {', '.join(_ENTRY_KEYS)}; class_name is required")
+        raise ConfigError(
+            f"{where}: {entry!r}: expected the keys {', '.join(_ENTRY_KEYS)}; class_name is required "
+            f"(or {' or '.join(_SOURCES)})"
+        )
     for key in entry:
         if key not in _ENTRY_KEYS:
             raise ConfigError(

@@ -129,12 +129,17 @@ def as_response(value: Any, tool: str) -> ToolResponse:
             clean = _clean(text or "")
             return value if clean is text else replace(value, text=clean)
     try:
-        return ToolResponse(text=_clean(_ENCODER.encode(value)))
+        return ToolResponse(text=_clean(to_json(value)))
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"tool {tool!r} returned a {type(value).__name__} that has no JSON form ({error}); "
             f"expected str, dict, list, number, bool, bytes, None or ToolResponse"
         ) from error
+
+
+def to_json(value: Any) -> str:
+    """JSON in one line, non-ASCII characters kept; see `as_response`. Raises TypeError or ValueError."""
+    return _ENCODER.encode(value)
 
 
 def join_responses(first: ToolResponse, second: ToolResponse) -> ToolResponse:

@@ -120,13 +120,23 @@ class Toolbox:
         answers += [self._refuse_surplus(call, len(calls)) for call in calls[len(accepted) :]]
         return [self._finish(answer) for answer in answers]
 
+    def configure(self, name: str, create_kwargs: Mapping[str, Any]) -> None:
+        """Set the arguments with which a tool will be created; one that was created keeps those it had.
+
+        Raises:
+            ConfigError: an unknown tool, or arguments that it does not take.
+        """
+        where = f"session {self.context.session_id}"
+        kwargs = {name: {"create_kwargs": create_kwargs}}
+        self._create_kwargs |= read_tools_kwargs(self.tools, kwargs, where=where)
+
     async def rewards(self) -> dict[str, float]:
         """`BaseTool.calc_reward` per tool that was created in this session (functions have none), asked once."""
         if self._rewards is None:
             self._rewards = {
                 name: await instance.reward()
                 for name, instance in self._instances.items()
-                if instance.created and not isinstance(instance.tool, FunctionTool)
+                if instance.created and instance.tool.has_reward
             }
         return dict(self._rewards)
 

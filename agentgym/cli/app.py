@@ -167,6 +167,52 @@ def smoke(overrides: Overrides = None) -> None:
     raise typer.Exit(smoke_command(overrides or []))
 
 
+@app.command(name="serve-tools")
+def serve_tools(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Tool files: .yaml or .py")],
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 8000,
+    unix: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Listen on this unix socket instead.", show_default=False)
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="File with the token, made if it is missing; default: AGENTGYM_TOOLS_TOKEN, or a new one.",
+            show_default=False,
+        ),
+    ] = None,
+    sandbox: Annotated[
+        str | None,
+        typer.Option(metavar="BACKEND", help="Sandbox of each session: docker, namespace, auto.", show_default=False),
+    ] = None,
+    max_sessions: Annotated[int, typer.Option(help="Sessions at the same time.")] = 1024,
+    lease: Annotated[float, typer.Option(help="Seconds after which an unused session is released.")] = 300.0,
+) -> None:
+    """Serve tools over HTTP, with state for each session.
+
+    A tool file elsewhere uses them with an entry `- server: http://HOST:PORT`. /openapi.json describes the service.
+
+    Example: agentgym serve-tools tools.yaml --port 8000
+    """
+    from agentgym.cli.serve_command import serve_command
+
+    raise typer.Exit(
+        serve_command(
+            files,
+            host=host,
+            port=port,
+            unix=unix,
+            token_file=token_file,
+            sandbox=sandbox,
+            max_sessions=max_sessions,
+            lease=lease,
+        )
+    )
+
+
 @config_app.command(name="train")
 def config_train(overrides: Overrides = None, config: Files = None) -> None:
     """Show the configuration that `agentgym train` would run with, as YAML.

@@ -1,0 +1,123 @@
+"""`remote_tools`: the tools of a server, by its address or by the files that it shall serve."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from agentgym.config import ConfigModel, setting, validate
+from agentgym.errors import ConfigError
+from agentgym.sandbox import SandboxConfig, read_sandbox_config
+from agentgym.tool import BaseTool
+from agentgym.tools.server.client import Endpoint, Fixed, Locator, RemoteServer, make_tools
+from agentgym.tools.server.process import ServerProcess
+from agentgym.tools.serving import TOKEN_VARIABLE, read_token_file
+
+PROCESS = "process"
+
+
+class ServerEntry(ConfigModel):
+    """``- server: ADDRESS`` in a tool file."""
+
+    server: str = setting(..., "http://HOST:PORT, unix:PATH of a running server, or `process` for one of our own")
+    token_env: str | None = setting(None, f"Environment variable with the server's token; default: {TOKEN_VARIABLE}")
+    token_file: Path | None = setting(None, "File with the server's token")
+    tools: list[str] | None = setting(None, "Names of the tools to use; null: all")
+    files: list[Path] = setting([], "process: tool files that it serves")
+    sandbox: dict[str, Any] | str | None = Field(
+        None, description="process: sandbox of each session, a backend or settings; null: none"
+    )
+
+
+def remote_tools(
+    server: str,
+    *,
+    token: str | None = None,
+    files: Sequence[str | Path] = (),
+    tools: Sequence[str] | None = None,
+    sandbox: SandboxConfig | Mapping[str, Any] | str | None = None,
+) -> list[BaseTool]:
+    """The tools of a tool server, for a `ToolEnv` or a `Toolbox`, as if they were local.
+
+    The server is asked for its tools here and now, and the connection is blocking: not for use inside of a coroutine
+    with other work going on. A server process is started once per process and set of files, and ended with it.
+
+    Example:
+        >>> remote_tools("http://127.0.0.1:8000", token="...")
+        >>> remote_tools("unix:/run/tools.sock", token="...", tools=["search"])
+        >>> remote_tools("process", files=["heavy_tools.py"])
+
+    Args:
+        server: ``http://HOST:PORT``, ``unix:PATH``, or ``process``: a child process that serves ``files``.
+        token: of a running server; None: the value of the environment variable AGENTGYM_TOOLS_TOKEN.
+        files: tool files for ``process``.
+        tools: names of those to use; None: all.
+        sandbox: for ``process``: what its sessions run untrusted code in.
+
+    Raises:
+        ConfigError: no server there, a wrong token, an unknown tool, or a tool file that cannot be loaded.
+    """
+    return make_tools(RemoteServer(_locate(server, token, [Path(file) for file in files], sandbox)), tools)
+
+
+def tools_of_entry(entry: Mapping[str, Any], *, folder: Path, where: str) -> list[BaseTool]:
+    """The tools of an entry of a tool file.
+
+    Args:
+        entry: see `ServerEntry`.
+        folder: of the tool file, to which paths are relative.
+        where: for messages.
+
+    Raises:
+        ConfigError: a wrong entry, and as for `remote_tools`.
+    """
+    try:
+        settings = validate(ServerEntry, entry)
+        token = None
+        if settings.token_file is not None:
+            token = read_token_file(folder / settings.token_file)
+        elif settings.token_env is not None:
+            token = os.environ.get(settings.token_env, "")
+            if not token:
+                raise ConfigError(f"environment variable {settings.token_env} is not set; it holds the server's token")
+        files = [folder / file for file in settings.files]
+        return remote_tools(settings.server, token=token, files=files, tools=settings.tools, sandbox=settings.sandbox)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _locate(
+    server: str, token: str | None, files: Sequence[Path], sandbox: SandboxConfig | Mapping[str, Any] | str | None
+) -> Locator:
+    if server == PROCESS:
+        if not files:
+            raise ConfigError("server 'process': no files; name the tool files that it shall serve")
+        config = read_sandbox_config(sandbox)
+        return _process(tuple(path.resolve() for path in files), "" if config is None else config.model_dump_json())
+    if files or sandbox is not None:
+        raise ConfigError(f"server {server!r}: files and sandbox are for 'process'; a running server has its own")
+    if server.startswith("unix:"):
+        address = f"unix:{Path(server.removeprefix('unix:').removeprefix('//')).resolve()}"
+    else:
+        parts = urlsplit(server)
+        if parts.scheme not in ("http", "https") or not parts.netloc or parts.path not in ("", "/") or parts.query:
+            raise ConfigError(f"server {server!r}: expected http://HOST:PORT, unix:PATH or 'process'")
+        address = server.rstrip("/")
+    token = token or os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise ConfigError(f"server {server!r}: no token. Set the environment variable {TOKEN_VARIABLE}.")
+    return Fixed(Endpoint(address, token))
+
+
+@functools.cache
+def _process(files: tuple[Path, ...], sandbox: str) -> ServerProcess:
+    """One process serves all tool files that name the same."""
+    import json
+
+    return ServerProcess(files, sandbox=json.loads(sandbox) if sandbox else None)
