@@ -111,6 +111,10 @@ class Sandbox(Protocol):
         """True once it cannot be used any more."""
         ...
 
+    def ensure_alive(self) -> None:
+        """Raise if it is lost: `ToolError` if by the doing of the session's own code, `InfraError` otherwise."""
+        ...
+
     async def run(self, language: Language, code: str, *, timeout: float) -> RunResult:
         """Run code in the session's interpreter: variables, functions, working directory and files persist.
 
@@ -134,18 +138,12 @@ class Sandbox(Protocol):
         """Entries of a folder under /work, sorted by name. Raises `ToolError`."""
         ...
 
-    async def run_trusted(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout: float,
-        files: Mapping[str, bytes] | None = None,
-    ) -> RunResult:
-        """Run a program that the session's code cannot touch, e.g. a grader: every process of the session is killed
-        first (its interpreters' state is lost), then ``argv`` starts with a clean environment in /work.
+    async def run_trusted(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float) -> RunResult:
+        """Run a program that the session's code cannot touch, e.g. a grader: ``["/usr/bin/python3", "-I", "-"]`` with
+        the grader's source as ``stdin``.
 
-        ``files`` are written to a new folder that is the program's working directory instead, readable only there.
+        Every process of the session is killed first (the state of its interpreters is lost, its files stay), then the
+        program starts with a clean environment in /work.
         """
         ...
 
@@ -172,7 +170,8 @@ class Channel(Protocol):
         ...
 
     async def write(self, data: bytes) -> None:
-        """Send all bytes to the worker. Raises `ConnectionError` if it is gone."""
+        """Send all bytes to the worker. They are queued whole before the first suspension, so that neither a second
+        writer nor a cancellation can tear a frame. Raises `ConnectionError` if the worker is gone."""
         ...
 
     async def kill(self) -> None:
@@ -192,6 +191,9 @@ class WorkerSettings:
     """Processes that the worker limits with RLIMIT_NPROC; None where the host enforces a limit."""
     file_mb: int | None = None
     """Largest file in MiB; None: no limit."""
+    marker: str = ""
+    """Value of ``AGENTGYM_SANDBOX`` in the environment of the sandbox's processes; needed where the worker is not the
+    init process of a pid namespace."""
 
 
 class SandboxBackend(Protocol):
@@ -203,14 +205,17 @@ class SandboxBackend(Protocol):
         """Why it cannot work here, in one sentence with the remedy; None if it works. Blocking; called on a thread."""
         ...
 
-    def worker_settings(self, config: SandboxConfig) -> WorkerSettings: ...
+    def check(self, config: SandboxConfig) -> None:
+        """Raise `ConfigError` for a setting that this backend cannot honour."""
+        ...
+
+    def worker_settings(self, config: SandboxConfig, labels: Labels) -> WorkerSettings: ...
 
     async def launch(self, config: SandboxConfig, labels: Labels) -> Channel:
         """Start a container or process tree with the worker inside. Leaves nothing behind if it raises or is cancelled.
 
         Raises:
             InfraError: it did not start.
-            ConfigError: a setting that this backend cannot honour.
         """
         ...
 
@@ -249,6 +254,8 @@ class LazySandbox:
         self.config = config
         self._source = source
         self._opening: asyncio.Task[Sandbox] | None = None
+        self._told = False
+        """Whether the model knows that the sandbox was lost."""
         self._closed = False
 
     @property
@@ -260,25 +267,30 @@ class LazySandbox:
         """The sandbox, started if it is not. Cancelling the caller does not stop a start that others may wait for.
 
         Raises:
-            InfraError: it did not start; the next call tries again.
+            InfraError: it did not start, or the host lost it; the next call tries again.
+            ToolError: the session's own code destroyed it between two calls; told once, then there is a fresh one.
             SessionClosed: the session is being released.
         """
         if self._closed:
             raise SessionClosed("the sandbox of this session was released")
         if self._opening is not None and self._opening.done():
-            failed = self._opening.cancelled() or self._opening.exception() is not None
-            if failed:
+            if self._opening.cancelled() or self._opening.exception() is not None:
                 self._opening = None
-            elif self._opening.result().lost:
-                await self._opening.result().close()
+            elif (sandbox := self._opening.result()).lost:
+                await sandbox.close()
                 self._opening = None
+                if not self._told:
+                    sandbox.ensure_alive()
         if self._opening is None:
             self._opening = asyncio.create_task(self._open(), name="open a sandbox")
         return await asyncio.shield(self._opening)
 
     async def run(self, language: Language, code: str, *, timeout: float) -> RunResult:
         """`Sandbox.run` in the session's sandbox; after a loss in a fresh one."""
-        return await (await self.get()).run(language, code, timeout=timeout)
+        sandbox = await self.get()
+        result = await sandbox.run(language, code, timeout=timeout)
+        self._told = sandbox.lost  # by this result
+        return result
 
     async def close(self) -> None:
         """Destroy the sandbox, also one that is just starting. Idempotent."""
