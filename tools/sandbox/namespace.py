@@ -8,7 +8,7 @@ bubblewrap itself is started as nobody.
 What contains what: the user namespace has a count of processes of its own (RLIMIT_NPROC); data of one process is
 limited by RLIMIT_DATA and RLIMIT_AS, that of all together by the worker, which looks every 0.1 s and kills the largest;
 kernel objects that neither sees (memfd, System V shared memory, nested namespaces) are refused by a system call filter;
-/work, /tmp and /dev/shm have sizes. ``cpus`` is not enforced.
+/work and /tmp have sizes, and nothing else can be written. ``cpus`` is not enforced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from agentgym.tools.sandbox.seccomp import filter_program
 
 NOBODY = 65534
 PROBE_TIMEOUT = 20.0
-SHM_MB = 16
 
 _PASSWD = b"nobody:x:65534:65534:nobody:/work:/bin/bash\n"
 _GROUP = b"nogroup:x:65534:\n"
@@ -121,7 +120,6 @@ def tree_arguments(config: SandboxConfig) -> list[str]:
     disk = str(config.disk_mb << 20)
     return [
         *("--proc", "/proc", "--dev", "/dev"),
-        *("--size", str(SHM_MB << 20), "--tmpfs", "/dev/shm"),
         *("--size", disk, "--tmpfs", "/tmp"),
         *("--size", disk, "--tmpfs", "/work"),
         *("--remount-ro", "/dev", "--remount-ro", "/"),

@@ -577,7 +577,7 @@ class Worker:
         """Kill the largest process if all together hold more than the limit."""
         sizes = {pid: private_memory(pid) for pid in self.members()}
         limit = self.memory << 20
-        if sum(inodes(folder) for folder in (self.work, "/tmp", "/dev/shm")) > MAX_INODES:
+        if sum(inodes(folder) for folder in (self.work, "/tmp")) > MAX_INODES:
             os._exit(1)  # as the init process, with everything: what they hold can only be freed with the mounts
         if sum(sizes.values()) <= limit:
             return
