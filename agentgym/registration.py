@@ -42,10 +42,20 @@ SHIPPED: Mapping[str, Mapping[str, Any]] = {
         "max_turns": 8,
         "description": "bring a counter to a number; teaches tools that keep their state",
     },
+    "python-math": {
+        "entry_point": "agentgym.envs.python_math:PythonMath",
+        "max_turns": 12,
+        "description": "number problems in parts, for a Python session that keeps its variables",
+    },
     "search-qa": {
         "entry_point": "agentgym.envs.search_qa:SearchQA",
         "max_turns": 10,
         "description": "questions about an invented world that take one to three searches",
+    },
+    "terminal": {
+        "entry_point": "agentgym.envs.terminal:Terminal",
+        "max_turns": 12,
+        "description": "jobs with files in a sandbox, checked from outside",
     },
     "twenty-questions": {
         "entry_point": "agentgym.envs.twenty_questions:TwentyQuestions",

@@ -10,7 +10,8 @@ The backends and the pool live in `agentgym.tools.sandbox`; here are the contrac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -250,9 +251,15 @@ class LazySandbox:
         ...     return result.output
     """
 
-    def __init__(self, config: SandboxConfig, source: SandboxSource | None = None) -> None:
+    def __init__(
+        self,
+        config: SandboxConfig,
+        source: SandboxSource | None = None,
+        prepare: Callable[[Sandbox], Awaitable[None]] | None = None,
+    ) -> None:
         self.config = config
         self._source = source
+        self._prepare = prepare
         self._opening: asyncio.Task[Sandbox] | None = None
         self._told = False
         """Whether the model knows that the sandbox was lost."""
@@ -306,4 +313,21 @@ class LazySandbox:
     async def _open(self) -> Sandbox:
         if self._source is None:
             self._source = sandbox_sources.get("shared")(self.config)
-        return await self._source.open()
+        sandbox = await self._source.open()
+        if self._prepare is not None:
+            try:
+                await self._prepare(sandbox)
+            except BaseException:
+                await sandbox.close()
+                raise
+        return sandbox
+
+
+async def close_sandboxes() -> None:
+    """Destroy what the shared pools of the running event loop hold, ready or in use; the next use makes new ones.
+
+    For whoever ends an event loop's work: the sandboxes that a pool keeps ready outlive the sessions.
+    """
+    pool = sys.modules.get("agentgym.tools.sandbox.pool")
+    if pool is not None:  # else nothing was ever opened
+        await pool.close_shared_pools()

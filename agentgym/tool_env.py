@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 
 from agentgym.env import Action, Env, Info, Observation
-from agentgym.errors import ConfigError, boundary
+from agentgym.errors import ConfigError, EnvError, ToolError, boundary
 from agentgym.interaction import Interaction, make_interaction, respond
 from agentgym.messages import assistant_message, error_message
 from agentgym.resources import Resources
@@ -24,7 +24,7 @@ from agentgym.toolbox import Toolbox, ToolLimits, read_tools_kwargs, select_tool
 from agentgym.types import AssistantTurn, Message, ParseError, RolloutStatus, Task
 
 if TYPE_CHECKING:
-    from agentgym.sandbox import LazySandbox, SandboxConfig
+    from agentgym.sandbox import LazySandbox, Sandbox, SandboxConfig
 
 Score = float | Mapping[str, Any]
 """A number, or a dict with ``score`` and further numbers, which are logged as reward components."""
@@ -147,6 +147,12 @@ class ToolEnv(Env, abstract=True):
             answer: content of the last turn; empty where a limit ended the episode before there was one.
         """
         raise ConfigError(f"environment {self.name!r} has no score: define score(task, answer)")
+
+    async def prepare_sandbox(self, sandbox: Sandbox) -> None:
+        """Put what the task needs into a sandbox that has just started, before the first call in it.
+
+        It is also called for the sandbox that replaces one which the model destroyed.
+        """
 
     # -- the environment --------------------------------------------------------------------------------------------
 
@@ -286,9 +292,17 @@ class ToolEnv(Env, abstract=True):
             return None
         from agentgym.sandbox import LazySandbox
 
-        sandbox = LazySandbox(config)
+        sandbox = LazySandbox(config, prepare=self._prepare)
         self.resources.push("sandbox", sandbox.close)
         return sandbox
+
+    async def _prepare(self, sandbox: Sandbox) -> None:
+        what = f"prepare_sandbox of environment {self.name!r}"
+        try:
+            with boundary(what, task_id=self.task.id):
+                await self.prepare_sandbox(sandbox)
+        except ToolError as error:  # nothing that the model did
+            raise EnvError(f"{what}: {error}", task_id=self.task.id) from error
 
     async def _choose(self, split: str, task_id: str | None) -> Task:
         where = f"environment {self.name!r} in split {split!r}"

@@ -27,6 +27,7 @@ from agentgym.generation import Generation, SamplingParams
 from agentgym.messages import text_of
 from agentgym.resources import ReleaseReport
 from agentgym.runner import RolloutRunner
+from agentgym.sandbox import close_sandboxes
 from agentgym.session import Session
 from agentgym.session_manager import SessionManager, SessionStats
 from agentgym.settings import EnvConfig, ModelConfig
@@ -140,6 +141,7 @@ async def play(config: SmokeConfig, requests: Sequence[RolloutRequest], script: 
             tasks = [
                 group.create_task(_play(runner, request, lap)) for request, lap in zip(requests, laps, strict=True)
             ]
+    await close_sandboxes()
     rollouts = [task.result() for task in tasks]
     stats = manager.stats()
     return SmokeReport(rollouts=rollouts, stats=stats, children=children() - before, seconds=merged(laps))

@@ -13,6 +13,7 @@ from torch import Tensor
 from agentgym import plugins, registration
 from agentgym.rollout import Rollout
 from agentgym.runner import RolloutRequest, RolloutRunner
+from agentgym.sandbox import close_sandboxes
 from agentgym.session import SessionManager
 from agentgym.tokens import Renderer, get_parser
 from agentgym.trainer.model import load_tokenizer
@@ -143,4 +144,5 @@ class RolloutWorker:
         """Cancel, close the session manager, stop the engine."""
         await self.cancel()
         await self.manager.aclose()
+        await close_sandboxes()
         await self.engine.aclose()
