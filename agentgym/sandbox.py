@@ -20,6 +20,7 @@ import pydantic
 from agentgym.config import ConfigModel, setting
 from agentgym.errors import ConfigError, InfraError, SessionClosed
 from agentgym.registry import Registry
+from agentgym.resources import outlast
 from agentgym.sandbox_labels import Labels
 
 Language = Literal["python", "bash"]
@@ -264,6 +265,7 @@ class LazySandbox:
         self._told = False
         """Whether the model knows that the sandbox was lost."""
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def opened(self) -> bool:
@@ -300,11 +302,17 @@ class LazySandbox:
         return result
 
     async def close(self) -> None:
-        """Destroy the sandbox, also one that is just starting. Idempotent."""
+        """Destroy the sandbox, also one that is just starting. Idempotent; a cancellation is raised at the end."""
         self._closed = True
-        opening = self._opening
-        if opening is None:
+        if self._opening is None:
             return
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(self._opening), name="close a sandbox")
+        interrupted = await outlast(self._closing)
+        if interrupted is not None:
+            raise interrupted
+
+    async def _close(self, opening: asyncio.Task[Sandbox]) -> None:
         opening.cancel()
         await asyncio.wait({opening})
         if not opening.cancelled() and opening.exception() is None:

@@ -113,10 +113,14 @@ class SandboxClient:
         header = json.dumps({**asdict(settings), "output_limit": self.config.output_limit}).encode()
         hello = self._expect(0)
         self._reader = asyncio.create_task(self._read(), name=f"reader of sandbox {self.id}")
-        await self._write(kind + len(data).to_bytes(4, "big") + data + _FRAME.pack(len(header), 0) + header)
-        await hello
-        if program is None:
-            _, _compiled[key] = await self._ask({"op": "compiled"}, worker_source())
+        try:
+            await self._write(kind + len(data).to_bytes(4, "big") + data + _FRAME.pack(len(header), 0) + header)
+            await hello
+            if program is None:
+                _, _compiled[key] = await self._ask({"op": "compiled"}, worker_source())
+        except (_Lost, ConnectionError) as error:
+            self._lose(str(error))
+            raise self._infra_error() from error
 
     async def run(self, language: Language, code: str, *, timeout: float) -> RunResult:
         """See `agentgym.sandbox.Sandbox.run`."""
@@ -268,9 +272,7 @@ class SandboxClient:
         return RunResult(output="", status="lost", state_lost=True, reason=reason)
 
     def _infra_error(self) -> InfraError:
-        error = InfraError(f"sandbox {self.id} ({self.backend}) was lost: {self.channel.loss or self._lost}")
-        error.__cause__ = self.channel.loss
-        return error
+        return InfraError(f"sandbox {self.id} ({self.backend}) was lost: {self.channel.loss or self._lost}")
 
     def _lose(self, reason: str) -> None:
         if self._lost is None:

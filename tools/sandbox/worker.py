@@ -398,8 +398,10 @@ class Worker:
 
     def kill_others(self):
         """Kill everything but the interpreters; those too if the rest multiplies faster than it dies."""
-        for _ in range(20):
+        for _ in range(50):
             pids = self.others()
+            for pid in pids:
+                freeze(pid)  # or a shell goes on with its next command when the one it waits for is killed
             alive = [pid for pid in pids if kill(pid)]
             self.reap()
             if not alive:
@@ -710,6 +712,13 @@ def set_limit(kind, value):
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
     resource.setrlimit(kind, (value, value))
+
+
+def freeze(pid):
+    try:
+        os.kill(pid, signal.SIGSTOP)
+    except OSError:
+        pass
 
 
 def kill(pid):
