@@ -193,7 +193,7 @@ def test_the_parts_depend_on_each_other_as_the_arrows_say() -> None:
 
 
 def test_what_is_imported_lazily_follows_the_arrows_too() -> None:
-    """Except that the two ways in, the command line and `evaluate`, start the trainer, its engines and tool servers."""
+    """Except that the ways in start what they are for: the trainer, its engines, tool servers, sandboxes."""
     found = [found for module in modules_of(PACKAGE) for found in imports_of(module) if found.lazy]
     against = [f for f in found if part_of(f.target) not in ALLOWED[f.module.part]]
     starts = [f for f in against if f.module.part == "cli" or f.module.name.startswith("agentgym.evaluation.")]

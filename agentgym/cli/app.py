@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from agentgym.cli.sandbox_commands import sandbox_app
+
 app = typer.Typer(
     name="agentgym",
     help="Gymnasium for LLM agents, with the trainer in the box.\n\nStart with: agentgym train env=calculator-math",
@@ -18,6 +20,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Show every setting of a command as YAML.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.add_typer(sandbox_app, name="sandbox")
 
 Overrides = Annotated[
     list[str] | None,

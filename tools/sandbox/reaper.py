@@ -1,0 +1,149 @@
+"""Removes what sandboxes of dead owners left behind: containers, processes, temp folders.
+
+What a living process owns is never touched, however long it has been there. Safe to run at any time, also by several
+at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentgym.errors import InfraError
+from agentgym.sandbox_labels import ENVIRONMENT_KEY, FOLDER_PREFIX, OWNER_KEY, Labels
+
+if TYPE_CHECKING:
+    from agentgym.tools.sandbox.daemon import Daemon
+
+logger = logging.getLogger(__name__)
+
+_ROUNDS = 10
+"""Processes that fork while they are killed are looked for again, this many times."""
+
+
+@dataclass
+class ReapReport:
+    """What was removed, by name."""
+
+    containers: list[str] = field(default_factory=list)
+    processes: list[int] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """What could not be removed, and why; for a daemon that does not answer one line."""
+
+    def __bool__(self) -> bool:
+        return bool(self.containers or self.processes or self.folders or self.failures)
+
+
+def reap(daemon: Daemon | None) -> ReapReport:
+    """Remove everything that dead owners left behind on this machine. Blocks; for a thread.
+
+    Args:
+        daemon: whose containers are looked at; None: only processes and folders.
+    """
+    report = ReapReport()
+    if daemon is not None:
+        reap_containers(daemon, report)
+    reap_processes(report)
+    reap_folders(report)
+    if report:
+        logger.info(
+            "left behind by dead owners and removed: containers %s, processes %s, folders %s; failures %s",
+            report.containers,
+            report.processes,
+            report.folders,
+            report.failures,
+        )
+    return report
+
+
+def reap_containers(daemon: Daemon, report: ReapReport) -> None:
+    """Remove containers, running or not."""
+    try:
+        found = daemon.labelled(OWNER_KEY)
+    except InfraError as error:
+        report.failures.append(str(error))
+        return
+    for name, mapping in found.items():
+        labels = Labels.from_mapping(mapping)
+        if labels is None or not labels.left_behind():
+            continue
+        try:
+            daemon.remove(name)
+        except InfraError as error:
+            report.failures.append(str(error))
+        else:
+            report.containers.append(name)
+
+
+def reap_processes(report: ReapReport) -> None:
+    """Kill process trees of sandboxes that have no container."""
+    for _ in range(_ROUNDS):
+        killed = [pid for pid in _marked_processes() if _kill_if_left_behind(pid)]
+        if not killed:
+            return
+        report.processes.extend(pid for pid in killed if pid not in report.processes)
+    report.failures.append(f"processes of sandboxes come up as fast as they are killed: {report.processes[-5:]}")
+
+
+def reap_folders(report: ReapReport) -> None:
+    """Remove temp folders."""
+    for path in sorted(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*")):
+        labels = Labels.parse(path.name.removeprefix(FOLDER_PREFIX))
+        if labels is None or not labels.left_behind() or not _is_own_folder(path):
+            continue
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            report.failures.append(f"folder {path}: {error}")
+        else:
+            report.folders.append(str(path))
+
+
+def _marked_processes() -> Iterator[int]:
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            yield int(entry.name)
+
+
+def _kill_if_left_behind(pid: int) -> bool:
+    """Kill one process if a dead owner's labels are in its environment; a later one with its id is safe."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        labels = _labels_of(pid)
+        if labels is None or not labels.left_behind():
+            return False
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except OSError:  # gone meanwhile, or another user's
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _labels_of(pid: int) -> Labels | None:
+    key = ENVIRONMENT_KEY.encode() + b"="
+    with contextlib.suppress(OSError):
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(key):
+                return Labels.parse(variable.removeprefix(key).decode(errors="replace"))
+    return None
+
+
+def _is_own_folder(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return path.is_dir() and not path.is_symlink() and path.stat().st_uid in (os.geteuid(), 65534)
+    return False
