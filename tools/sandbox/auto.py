@@ -5,13 +5,15 @@ from __future__ import annotations
 from agentgym.errors import ConfigError
 from agentgym.sandbox import SandboxBackend, SandboxConfig, sandbox_backends
 from agentgym.tool_threads import run_in_thread
+from agentgym.tools.sandbox.reaper import reap_in_background
 
 _AUTOMATIC = ("docker", "namespace")
 _chosen: dict[str, SandboxBackend] = {}
 
 
 async def choose_backend(config: SandboxConfig) -> SandboxBackend:
-    """The backend of the settings; asked once per process and name.
+    """The backend of the settings; asked once per process and name. What dead processes left behind of its sandboxes
+    is removed then.
 
     Raises:
         ConfigError: it does not work here, or a setting that it cannot honour; the message says what to do.
@@ -19,6 +21,7 @@ async def choose_backend(config: SandboxConfig) -> SandboxBackend:
     if config.backend not in _chosen:
         names = _AUTOMATIC if config.backend == "auto" else (config.backend,)
         _chosen[config.backend] = await run_in_thread(_first_available, names)
+        reap_in_background(_chosen[config.backend])
     backend = _chosen[config.backend]
     backend.check(config)
     return backend

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from agentgym.errors import InfraError
 from agentgym.sandbox_labels import ENVIRONMENT_KEY, FOLDER_PREFIX, OWNER_KEY, Labels
 
 if TYPE_CHECKING:
+    from agentgym.sandbox import SandboxBackend
     from agentgym.tools.sandbox.daemon import Daemon
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,14 @@ class ReapReport:
 
     def __bool__(self) -> bool:
         return bool(self.containers or self.processes or self.folders or self.failures)
+
+
+def reap_in_background(backend: SandboxBackend) -> None:
+    """Look for leftovers of the backend on a thread of its own, for which nothing waits."""
+    from agentgym.tools.sandbox.docker import DockerBackend
+
+    daemon = backend.daemon if isinstance(backend, DockerBackend) else None
+    threading.Thread(target=reap, args=(daemon,), name="agentgym-reaper", daemon=True).start()
 
 
 def reap(daemon: Daemon | None) -> ReapReport:
