@@ -463,7 +463,7 @@ class Session:
         if extra is None:
             self._tally.scored = False
         else:
-            self._tally.reward += extra
+            self._tally.add_final(extra)
         self._finish(status)
         return extra or 0.0
 

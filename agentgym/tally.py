@@ -23,12 +23,14 @@ class Tally:
     parse_errors: int = 0
     components: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    turn_rewards: list[float] = field(default_factory=list)
     turn_scores: list[float] = field(default_factory=list)
     tool_rewards: list[float] = field(default_factory=list)
 
     def add(self, reward: float, observation: Sequence[Message], info: Mapping[str, Any]) -> None:
         """Count one step. The keys of ``info`` that count are listed in `Session`."""
         self.reward += reward
+        self.turn_rewards.append(reward)
         self.user_turns += sum(message["role"] == "user" for message in observation)
         if not info:
             return
@@ -42,6 +44,12 @@ class Tally:
             for name, value in info.get(key, {}).items():
                 total[name] = total.get(name, 0.0) + float(value)
 
+    def add_final(self, reward: float) -> None:
+        """Count the reward that the environment gives when a limit ends the episode; it belongs to the last turn."""
+        self.reward += reward
+        if self.turn_rewards:
+            self.turn_rewards[-1] += reward
+
     def outcome(self, status: RolloutStatus, error: BaseException | None) -> Outcome:
         """The sum so far, for a session that ended with ``status``, because of ``error`` if there was one."""
         trace = error.traceback_text if isinstance(error, EnvError) else ""
@@ -49,6 +57,7 @@ class Tally:
             status=status,
             reward=self.reward if self.scored and not status.failed else None,
             reward_components=dict(self.components),
+            turn_rewards=tuple(self.turn_rewards),
             turn_scores=tuple(self.turn_scores),
             tool_rewards=tuple(self.tool_rewards),
             num_turns=self.turns,

@@ -142,6 +142,8 @@ class Outcome:
     reward: float | None
     """Sum of the step rewards; None where the session could not be scored. Never 0 for a failure."""
     reward_components: Mapping[str, float] = field(default_factory=dict)
+    turn_rewards: Sequence[float] = ()
+    """Reward of each step; the last one includes what a limit that ended the episode added."""
     turn_scores: Sequence[float] = ()
     """One per user turn that an interaction scored."""
     tool_rewards: Sequence[float] = ()

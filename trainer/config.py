@@ -42,6 +42,10 @@ class AlgoConfig(ConfigModel, AlgorithmConfig):
         "epsilon": "clip_ratio_low",
         "entropy_coeff": "entropy_coef",
         "norm_adv_by_std_in_grpo": "norm_by_std",
+        "cliprange_value": "value_clip",
+        "vf_clip": "value_clip",
+        "extra_loss_fields": "extra_fields",
+        "filter_overlong": "mask_truncated",
     }
 
     name: str = setting("grpo", "Preset whose values apply unless given")
@@ -50,6 +54,34 @@ class AlgoConfig(ConfigModel, AlgorithmConfig):
     def needs_reference(self) -> bool:
         """True if a KL to the model before training is part of the objective."""
         return self.kl_loss.coef > 0 or self.kl_reward.coef > 0
+
+    @property
+    def needs_values(self) -> bool:
+        """True if the advantages are computed from a critic's values."""
+        return self.advantage == "gae"
+
+    @property
+    def needs_baselines(self) -> bool:
+        """True if every prompt is also played greedily, for the score to compare with."""
+        return self.advantage == "remax"
+
+    @property
+    def rewards_by_turn(self) -> bool:
+        """True if rewards stand at the end of each turn."""
+        return self.turn_rewards if self.turn_rewards is not None else self.advantage == "turn_level"
+
+
+class CriticConfig(ConfigModel):
+    """The value model of PPO: the policy's architecture with a head of one number, and its own AdamW."""
+
+    enabled: bool | None = setting(None, "Train a critic; null: where the advantage needs one (gae)")
+    path: str | None = setting(None, "Model whose backbone the critic starts from; null: the policy's")
+    lr: float = setting(1e-5, "Peak learning rate; its course is that of trainer.lr", gt=0.0)
+    weight_decay: float = setting(0.01, "Weight decay", ge=0.0)
+    grad_clip: float = setting(1.0, "Gradients are scaled down to this norm", gt=0.0)
+    warmup_steps: int = setting(
+        0, "First steps of the run in which only the critic learns", ge=0, synonyms=["critic_warmup"]
+    )
 
 
 class DataConfig(ConfigModel):
@@ -162,6 +194,9 @@ class TrainerConfig(ConfigModel):
         synonyms=["experiment_name", "run_name"],
     )
     resume: str | None = setting(None, "Folder of the run to continue; `--resume` sets it", synonyms=["resume_from"])
+    replay: str | None = setting(
+        None, "Folder of a run whose recorded rollouts are learned from, step by step, instead of playing new ones"
+    )
     step_timeout: float = setting(1800.0, "Seconds after which a step that does not end is an error", gt=0.0)
     loggers: list[LoggerName] = setting(
         ["tensorboard"], "Where metrics go beside metrics.jsonl", synonyms=["logger", "report_to"]
@@ -202,10 +237,16 @@ class TrainConfig(ConfigModel):
     env: EnvConfig = setting(..., "the environment to train in, for example env=calculator-math")
     model: ModelConfig = section(ModelConfig, "The model to train")
     algo: AlgoConfig = section(AlgoConfig, "The algorithm")
+    critic: CriticConfig = section(CriticConfig, "The value model, where the algorithm has one")
     rollout: TrainRolloutConfig = section(TrainRolloutConfig, "How episodes are played")
     data: DataConfig = section(DataConfig, "Which tasks")
     reward: RewardConfig = section(RewardConfig, "Who scores")
     trainer: TrainerConfig = section(TrainerConfig, "The run")
+
+    @property
+    def needs_critic(self) -> bool:
+        """True if a value model is trained."""
+        return self.critic.enabled if self.critic.enabled is not None else self.algo.needs_values
 
     @property
     def rollouts_per_step(self) -> int:
@@ -219,6 +260,13 @@ class TrainConfig(ConfigModel):
     def norm_length(self) -> int:
         """Divisor of the aggregation mode ``seq-mean-token-sum-norm``."""
         return self.rollout.max_response_length if self.algo.norm_length is None else self.algo.norm_length
+
+    @property
+    def overlong_lengths(self) -> tuple[int, int]:
+        """(buffer, longest response) of the overlong shaping, in model tokens."""
+        overlong = self.algo.overlong
+        length = self.rollout.max_response_length if overlong.max_length is None else overlong.max_length
+        return (max(1, length // 5) if overlong.buffer is None else overlong.buffer), length
 
     def num_steps(self, num_tasks: int) -> int:
         """Steps of the run with ``num_tasks`` training tasks, whole batches only."""
@@ -244,6 +292,33 @@ class TrainConfig(ConfigModel):
             raise ValueError(
                 f"trainer.max_tokens_per_micro_batch={cap} is below the longest rollout of {longest} tokens "
                 f"(rollout.max_prompt_length + rollout.max_response_length): raise it to {longest} or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _values_come_from_a_critic(self) -> TrainConfig:
+        if self.algo.needs_values and not self.needs_critic:
+            raise ValueError(
+                f"critic.enabled=false: advantage {self.algo.advantage!r} is computed from a critic's values; "
+                f"leave it null, or choose another advantage"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _overlong_buffer_fits(self) -> TrainConfig:
+        buffer, length = self.overlong_lengths
+        if self.algo.overlong.enabled and buffer > length:
+            raise ValueError(
+                f"algo.overlong.buffer={buffer} is above the {length} tokens of a response "
+                f"(algo.overlong.max_length or rollout.max_response_length): every response would be penalised"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _filter_can_see_spread(self) -> TrainConfig:
+        if self.rollout.n == 1 and self.algo.filter_groups.enabled:
+            raise ValueError(
+                "rollout.n=1: algo.filter_groups drops prompts whose samples do not differ, and needs at least 2"
             )
         return self
 

@@ -10,17 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentgym.errors import InfraError
+from agentgym.errors import ConfigError, InfraError
 from agentgym.rollout import Rollout
 from agentgym.runner import RolloutRequest
 from agentgym.trainer.algorithms import Totals
 from agentgym.trainer.batch import Batch
 from agentgym.trainer.cluster import Cluster, wait
 from agentgym.trainer.config import TrainConfig
+from agentgym.trainer.critic import CriticWorker
+from agentgym.trainer.learner import MiniBatch
+from agentgym.trainer.model import Vocabulary
 from agentgym.trainer.packing import MicroBatch, plan
 from agentgym.trainer.rollout.engines import RolloutSetup
 from agentgym.trainer.rollout.worker import RolloutReport, RolloutWorker
-from agentgym.trainer.worker import ActorWorker, MiniBatch, ModelWorker
+from agentgym.trainer.worker import ActorWorker, ModelWorker, PolicyWorker
 
 logger = logging.getLogger(__name__)
 
@@ -72,11 +75,11 @@ class WorkerGroup:
         return wait(results, what=f"{self.name}.{method}", timeout=self.timeout, stop=stop)
 
 
-class ReferenceGroup:
-    """The model before training; computes log-probs only."""
+class ModelGroup:
+    """The ranks of one model, and how a batch is spread over them."""
 
-    worker_class: type[ModelWorker] = ModelWorker
-    name = "reference"
+    worker_class: type[ModelWorker]
+    name: str
 
     def __init__(self, cluster: Cluster, config: TrainConfig) -> None:
         self.config = config
@@ -97,15 +100,6 @@ class ReferenceGroup:
         """Wait until every rank has met the others and loaded the model."""
         wait(self._joined, what=f"{self.name}.join", timeout=self.config.trainer.step_timeout)
 
-    def log_probs(self, batch: Batch) -> Tensor:
-        """Log-probs of all response tokens under the current weights: [B, R] float32, 0.0 beyond each response."""
-        shared = self.group.cluster.share(batch)
-        per_rank = self.plan(batch, range(len(batch)))
-        out = torch.zeros(batch["response_ids"].shape)
-        for rows, values in self.group.scatter("log_probs", [(shared, micro_batches) for micro_batches in per_rank]):
-            out[rows] = values
-        return out
-
     def plan(self, batch: Batch, rows: Sequence[int]) -> list[list[MicroBatch]]:
         """Micro-batches of the given rows for each rank."""
         return plan(
@@ -117,6 +111,39 @@ class ReferenceGroup:
             ranks=self.group.ranks,
         )
 
+    def _per_token(self, method: str, batch: Batch) -> Tensor:
+        """What a worker method computes for its rows, put together: [B, R] float32."""
+        shared = self.group.cluster.share(batch)
+        out = torch.zeros(batch["response_ids"].shape)
+        per_rank = self.plan(batch, range(len(batch)))
+        for rows, values in self.group.scatter(method, [(shared, micro_batches) for micro_batches in per_rank]):
+            out[rows] = values
+        return out
+
+    def _learn(
+        self, batch: Batch, mini_batches: Sequence[Sequence[int]], lr: float, counted: Tensor
+    ) -> dict[str, float]:
+        """Update on every rank; ``counted`` [B, R] are the tokens that the denominators of the loss count."""
+        shared = self.group.cluster.share(batch)
+        per_rank: list[list[MiniBatch]] = [[] for _ in range(self.group.ranks)]
+        for rows in mini_batches:
+            totals = Totals.of(counted[torch.tensor(rows)])
+            for rank, micro_batches in enumerate(self.plan(batch, rows)):
+                per_rank[rank].append(MiniBatch(micro_batches, totals))
+        metrics: dict[str, float] = self.group.scatter("update", [(shared, minis, lr) for minis in per_rank])[0]
+        return metrics
+
+
+class ReferenceGroup(ModelGroup):
+    """The model before training; computes log-probs only."""
+
+    worker_class = PolicyWorker
+    name = "reference"
+
+    def log_probs(self, batch: Batch) -> Tensor:
+        """Log-probs of all response tokens under the current weights: [B, R] float32, 0.0 beyond each response."""
+        return self._per_token("log_probs", batch)
+
 
 class ActorGroup(ReferenceGroup):
     """The policy: computes log-probs, learns, hands out its weights, saves itself."""
@@ -126,19 +153,17 @@ class ActorGroup(ReferenceGroup):
 
     def update(self, batch: Batch, mini_batches: Sequence[Sequence[int]], lr: float) -> dict[str, float]:
         """One optimizer step for each mini-batch (rows of ``batch``), in order. Returns the metrics ``actor/...``."""
-        shared = self.group.cluster.share(batch)
-        per_rank: list[list[MiniBatch]] = [[] for _ in range(self.group.ranks)]
-        for rows in mini_batches:
-            totals = Totals.of(batch["loss_mask"][torch.tensor(rows)])
-            for rank, micro_batches in enumerate(self.plan(batch, rows)):
-                per_rank[rank].append(MiniBatch(micro_batches, totals))
-        metrics: dict[str, float] = self.group.scatter("update", [(shared, minis, lr) for minis in per_rank])[0]
-        return metrics
+        return self._learn(batch, mini_batches, lr, batch["loss_mask"])
 
     def weights(self) -> dict[str, Tensor]:
         """Full weights under Hugging Face names, on the CPU."""
         weights: dict[str, Tensor] = self.group.broadcast("state_dict")[0]
         return weights
+
+    def vocabulary(self) -> Vocabulary:
+        """What the model's token ids mean."""
+        vocabulary: Vocabulary = self.group.broadcast("vocabulary")[0]
+        return vocabulary
 
     def save(self, folder: Path) -> None:
         """Write ``model/`` and ``optimizer.pt`` into the folder."""
@@ -147,6 +172,31 @@ class ActorGroup(ReferenceGroup):
     def load_optimizer(self, folder: Path) -> None:
         """Take over the optimizer state of a checkpoint."""
         self.group.broadcast("load_optimizer", str(folder))
+
+
+class CriticGroup(ModelGroup):
+    """The value model: computes values, learns, saves itself."""
+
+    worker_class = CriticWorker
+    name = "critic"
+
+    def values(self, batch: Batch) -> Tensor:
+        """Values before each response token: [B, R] float32, 0.0 beyond each response."""
+        return self._per_token("values", batch)
+
+    def update(self, batch: Batch, mini_batches: Sequence[Sequence[int]], lr: float) -> dict[str, float]:
+        """One optimizer step for each mini-batch (rows of ``batch``), in order. Returns the metrics ``critic/...``."""
+        return self._learn(batch, mini_batches, lr, batch["loss_mask"] & batch["valid"][:, None])
+
+    def save(self, folder: Path) -> None:
+        """Write ``critic.pt`` into the folder."""
+        self.group.broadcast("save", str(folder))
+
+    def load(self, folder: Path) -> None:
+        """Take over the critic of a checkpoint. Raises `ConfigError` where it has none."""
+        if not (folder / "critic.pt").is_file():
+            raise ConfigError(f"{folder} has no critic.pt: that run trained no critic, so it cannot go on with one")
+        self.group.broadcast("load", str(folder))
 
 
 class RolloutGroup:

@@ -19,8 +19,9 @@ from agentgym.trainer import checkpoint, tracking
 from agentgym.trainer.cluster import Cluster, InlineCluster, RayCluster
 from agentgym.trainer.config import TrainConfig
 from agentgym.trainer.data import TaskSampler
-from agentgym.trainer.groups import ActorGroup, ReferenceGroup, RolloutGroup
+from agentgym.trainer.groups import ActorGroup, CriticGroup, ModelGroup, ReferenceGroup, RolloutGroup
 from agentgym.trainer.loop import Trainer
+from agentgym.trainer.replay import Replay
 from agentgym.trainer.rollout.engines import RolloutSetup
 
 INTERRUPTED = 130
@@ -149,11 +150,17 @@ def build(
     current = config.model_copy(update={"model": model})
     threads = config.trainer.threads
     setup = RolloutSetup(plugins=config.plugins, env=config.env, model=model, rollout=config.rollout, threads=threads)
-    rollout = RolloutGroup(cluster, setup, timeout=config.trainer.step_timeout)
+    rollout: RolloutGroup | Replay
+    if config.trainer.replay is not None:
+        rollout = Replay(Path(config.trainer.replay), config.env)
+    else:
+        rollout = RolloutGroup(cluster, setup, timeout=config.trainer.step_timeout)
     stack.callback(rollout.close)
     actor = ActorGroup(cluster, current)
-    reference = ReferenceGroup(cluster, config) if config.algo.kl_loss.coef > 0 else None
-    for group in filter(None, (actor, reference)):
+    reference = ReferenceGroup(cluster, config) if config.algo.needs_reference else None
+    critic = CriticGroup(cluster, config) if config.needs_critic else None
+    groups: tuple[ModelGroup | None, ...] = (actor, reference, critic)
+    for group in filter(None, groups):
         group.ready()
     train_ids, val_ids = limited_task_ids(config, rollout)
     sampler = TaskSampler(
@@ -164,6 +171,9 @@ def build(
         resume_step = checkpoint.step_of(resumed_from) if resumed_from is not None else -1
     log = tracking.RunLog(folder, tensorboard="tensorboard" in config.trainer.loggers, resume_step=resume_step)
     stack.callback(log.close)
+    log.vocabulary(vocabulary := actor.vocabulary())
+    if isinstance(rollout, Replay):
+        rollout.check(vocabulary)
     total_steps = config.num_steps(len(train_ids))
     progress = stack.enter_context(console.progress(total_steps, done=max(0, resume_step or 0)))
     trainer = Trainer(
@@ -171,6 +181,7 @@ def build(
         actor=actor,
         rollout=rollout,
         reference=reference,
+        critic=critic,
         sampler=sampler,
         val_task_ids=val_ids,
         log=log,
@@ -188,12 +199,13 @@ def make_cluster(config: TrainConfig) -> Cluster:
     if config.trainer.cluster == "inline":
         return InlineCluster()
     cpus = os.cpu_count() or 1
-    workers = config.trainer.workers * (2 if config.algo.kl_loss.coef > 0 else 1) + 1
+    models = 1 + config.algo.needs_reference + config.needs_critic
+    workers = config.trainer.workers * models + 1
     threads = config.trainer.threads if config.trainer.threads is not None else cpus
     return RayCluster(cpus=max(cpus, workers), threads=threads, plugins=plugins.loaded())
 
 
-def limited_task_ids(config: TrainConfig, rollout: RolloutGroup) -> tuple[list[str], list[str]]:
+def limited_task_ids(config: TrainConfig, rollout: RolloutGroup | Replay) -> tuple[list[str], list[str]]:
     """Training and validation tasks as ``data.train_size`` and ``data.val_size`` limit them."""
     return rollout.task_ids("train")[: config.data.train_size], rollout.task_ids("validation")[: config.data.val_size]
 

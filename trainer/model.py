@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,24 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, boundary
 from agentgym.trainer.model_path import resolve_model_path
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What token ids mean, in short: recorded with a run's rollouts and compared when they are replayed."""
+
+    size: int
+    """Ids, added tokens included."""
+    digest: str
+    """SHA-256 of all tokens with their ids."""
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Vocabulary:
+        """The vocabulary of a Hugging Face tokenizer."""
+        tokens = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
+        digest = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
+        return cls(size=len(tokens), digest=digest)
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -1,4 +1,4 @@
-"""The policy's forward pass: log-probs and entropies of response tokens, with shared prompts computed once.
+"""Forward passes over packed sequences: log-probs, entropies and values of response tokens; shared prompts once.
 
 Two layouts give the same numbers. *shared*: one packed row per micro-batch, where the responses to one prompt attend to
 its keys and values; the attention runs through transformers' attention interface, the position ids are those of the
@@ -244,19 +244,19 @@ def supports_shared_prompts(config: Any, model_class: Any) -> bool:
     return bool(getattr(model_class, "_supports_attention_backend", False))
 
 
-class PolicyModel(nn.Module):
-    """A causal language model that answers with log-probs and entropies of given tokens.
+class PackedModel(nn.Module):
+    """A transformer over packed sequences: the part that policy and value model share.
 
-    It is the root module for FSDP, so the vocabulary head may run in chunks inside its own ``forward``.
+    It is the root module for FSDP, so what stands behind the backbone may run inside its own ``forward``.
 
     Args:
-        causal_lm: a transformers causal LM with ``.get_decoder()`` and ``.get_output_embeddings()``.
+        lm: a transformers model with ``get_decoder()``.
         shared_prompts: use the shared layout (see `supports_shared_prompts`).
     """
 
-    def __init__(self, causal_lm: nn.Module, *, shared_prompts: bool) -> None:
+    def __init__(self, lm: nn.Module, *, shared_prompts: bool) -> None:
         super().__init__()
-        self.lm = causal_lm
+        self.lm = lm
         self.shared_prompts = shared_prompts
         if shared_prompts:
             from transformers import AttentionInterface
@@ -268,21 +268,29 @@ class PolicyModel(nn.Module):
         """Build the model input in this model's layout."""
         return pack_shared(pieces) if self.shared_prompts else pack_padded(pieces)
 
-    def forward(self, batch: PackedMicroBatch, temperature: float, entropy_grad: bool) -> tuple[Tensor, Tensor]:
-        """Log-probs [M] and entropies [M] of the targets, float32, after temperature.
-
-        Entropies carry a gradient only if asked to (an entropy bonus needs it, a metric does not).
-        """
+    def hidden(self, batch: PackedMicroBatch) -> Tensor:
+        """[M, H]: the hidden states that each target is predicted from."""
         extra = {"layout": batch.layout} if batch.layout is not None else {}
         decoder: Any = self.lm.get_decoder()  # type: ignore[operator]
-        hidden = decoder(
+        hidden: Tensor = decoder(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
             attention_mask=batch.attention_mask,
             use_cache=False,
             **extra,
         ).last_hidden_state
-        selected = hidden.flatten(0, 1)[batch.source]
+        return hidden.flatten(0, 1)[batch.source]
+
+
+class PolicyModel(PackedModel):
+    """A causal language model that answers with log-probs and entropies of given tokens."""
+
+    def forward(self, batch: PackedMicroBatch, temperature: float, entropy_grad: bool) -> tuple[Tensor, Tensor]:
+        """Log-probs [M] and entropies [M] of the targets, float32, after temperature.
+
+        Entropies carry a gradient only if asked to (an entropy bonus needs it, a metric does not).
+        """
+        selected = self.hidden(batch)
         head: Any = self.lm.get_output_embeddings()  # type: ignore[operator]
         chunk = max(1, HEAD_ELEMENTS // head.weight.shape[0])
         if len(selected) <= chunk:
@@ -292,6 +300,30 @@ class PolicyModel(nn.Module):
             for h, t in zip(torch.split(selected, chunk), torch.split(batch.target, chunk), strict=True)
         ]
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+class ValueModel(PackedModel):
+    """The backbone of a causal language model with a head of one number: what a critic learns.
+
+    The head starts at zero, so an untrained critic says 0 everywhere.
+
+    Args:
+        causal_lm: a transformers causal LM; its vocabulary head is left behind.
+        shared_prompts: use the shared layout (see `supports_shared_prompts`).
+    """
+
+    def __init__(self, causal_lm: nn.Module, *, shared_prompts: bool) -> None:
+        backbone: Any = causal_lm.get_decoder()  # type: ignore[operator]
+        super().__init__(backbone, shared_prompts=shared_prompts)
+        width = backbone.config.get_text_config().hidden_size
+        self.head = nn.Linear(width, 1, dtype=backbone.dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch: PackedMicroBatch) -> Tensor:
+        """Values [M] before each target is sampled, float32."""
+        values: Tensor = self.head(self.hidden(batch))
+        return values[:, 0].float()
 
 
 def head_log_probs(

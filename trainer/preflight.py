@@ -26,6 +26,7 @@ from agentgym.trainer.algorithms.registry import ADVANTAGES, POLICY_LOSSES
 from agentgym.trainer.config import TrainConfig
 from agentgym.trainer.model_path import resolve_model_path
 from agentgym.trainer.models import shipped_models
+from agentgym.trainer.tracking import GREEDY, STEP, recorded_steps
 
 if TYPE_CHECKING:
     from agentgym.env import Env
@@ -38,9 +39,6 @@ MODEL_FILES = ("config.json", "tokenizer_config.json", "chat_template.jinja", *T
 
 SPLITS = ("train", "validation")
 """The splits that every environment has."""
-
-NOT_BUILT = {"gae": "a critic", "remax": "greedy baseline rollouts", "turn_level": "rewards per turn"}
-"""Advantages whose inputs the fit loop does not make yet, and what is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +82,8 @@ def check_run(config: TrainConfig) -> RunCheck:
     finally:
         env.close()
     train_tasks = len(train[: config.data.train_size])
+    if config.trainer.replay is not None:
+        check_replay(config.trainer.replay, config.num_steps(train_tasks), baselines=config.algo.needs_baselines)
     check_batch(config, train_tasks, total=len(train))
     return RunCheck(
         train_tasks=train_tasks,
@@ -142,36 +142,41 @@ def check_env_choice(env: EnvConfig) -> None:
 
 
 def check_algorithm(config: TrainConfig) -> None:
-    """Advantage and loss exist, and what they need is built."""
+    """Advantage and loss exist."""
     algo = config.algo
     if algo.advantage not in ADVANTAGES:
         raise _unknown("algo.advantage", algo.advantage, ADVANTAGES.names())
     if algo.policy_loss not in POLICY_LOSSES:
         raise _unknown("algo.policy_loss", algo.policy_loss, POLICY_LOSSES.names())
-    if algo.advantage in NOT_BUILT:
-        raise ConfigError(
-            f"algo.advantage={algo.advantage} needs {NOT_BUILT[algo.advantage]}, which this version does not have: "
-            f"use one of {', '.join(sorted(set(ADVANTAGES.names()) - set(NOT_BUILT)))}"
-        )
     for setting in _unbuilt_settings(config):
         raise ConfigError(f"{setting}: this version does not do that yet. Leave the setting out")
 
 
 def _unbuilt_settings(config: TrainConfig) -> Iterator[str]:
     """Settings that the fit loop would ignore; nothing is ignored silently."""
-    algo = config.algo
-    if algo.kl_reward.coef > 0:
-        yield f"algo.kl_reward.coef={algo.kl_reward.coef}"
-    if algo.correction.weights != "none":
-        yield f"algo.correction.weights={algo.correction.weights}"
-    if algo.correction.rejection is not None:
-        yield f"algo.correction.rejection={algo.correction.rejection}"
-    if algo.filter_groups.enabled:
-        yield "algo.filter_groups.enabled=true"
-    if algo.overlong.enabled:
-        yield "algo.overlong.enabled=true"
     if config.reward.function is not None:
         yield f"reward.function={config.reward.function}"
+
+
+def check_replay(run: str, steps: int, *, baselines: bool) -> None:
+    """A recorded run holds the rollouts of the first ``steps`` steps (and their greedy ones)."""
+    folder = Path(run)
+    recorded = recorded_steps(folder)
+    if not recorded:
+        raise ConfigError(
+            f"trainer.replay={run}: no run with rollouts there; expected {folder / 'rollouts' / STEP.format(1)}.jsonl"
+        )
+    missing = min(set(range(1, steps + 1)) - set(recorded), default=None)
+    if missing is not None:
+        remedy = f"; set trainer.total_steps to at most {missing - 1}" if missing > 1 else ""
+        raise ConfigError(
+            f"trainer.replay={run}: {steps} steps are to be replayed, but the rollouts of step {missing} are missing "
+            f"({len(recorded)} steps are recorded, the last is {recorded[-1]}){remedy}"
+        )
+    if baselines and not (folder / "rollouts" / f"{GREEDY.format(1)}.jsonl").is_file():
+        raise ConfigError(
+            f"trainer.replay={run}: that run played no greedy rollouts, which algo.advantage=remax compares with"
+        )
 
 
 def make_env(env: EnvConfig) -> Env:

@@ -74,6 +74,24 @@ def training_requests(config: TrainConfig, draws: Sequence[Draw], step: int) -> 
     ]
 
 
+def baseline_requests(config: TrainConfig, draws: Sequence[Draw], step: int) -> list[RolloutRequest]:
+    """Each draw once more, greedily: the episode whose score is the baseline of its samples."""
+    return [
+        request(
+            config.env,
+            config.rollout,
+            key=f"{step}/{draw.group}/greedy",
+            task_id=draw.task_id,
+            group=draw.group,
+            sample=config.rollout.n,
+            split="train",
+            env_seed=derive_seed(config.trainer.seed, "env", draw.group) % 2**31,
+            sampling=loop_sampling(config.rollout, seed=None, greedy=True),
+        )
+        for draw in draws
+    ]
+
+
 def validation_requests(config: TrainConfig, task_ids: Sequence[str], step: int) -> list[RolloutRequest]:
     """Each validation task once, greedily; the same environment seeds at every validation."""
     return [

@@ -10,12 +10,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentgym.errors import ConfigError
 from agentgym.rollout import Rollout
+
+if TYPE_CHECKING:
+    from agentgym.trainer.model import Vocabulary
 
 RECORDED_PACKAGES = (
     "agentgym",
@@ -28,6 +32,11 @@ RECORDED_PACKAGES = (
     "transformers",
     "vllm",
 )
+
+STEP, GREEDY, VALIDATION = "step-{:06d}", "greedy-{:06d}", "validation-{:06d}"
+"""Files of recorded rollouts: of a training step, greedy ones that its rewards are compared with, of a validation."""
+VOCABULARY = "vocabulary.json"
+"""Beside the rollouts: what their token ids mean."""
 
 
 def create_run_folder(root: Path, name: str) -> Path:
@@ -123,6 +132,10 @@ class RunLog:
                 file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
         temporary.rename(self.rollouts_dir / f"{name}.jsonl")
 
+    def vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Write what the token ids of the rollouts mean."""
+        (self.rollouts_dir / VOCABULARY).write_text(json.dumps(asdict(vocabulary)) + "\n")
+
     def read_metrics(self) -> list[dict[str, Any]]:
         """All complete lines of ``metrics.jsonl``."""
         return read_jsonl(self.metrics_path)
@@ -140,6 +153,11 @@ class RunLog:
         for path in self.rollouts_dir.glob("*.jsonl"):
             if int(path.stem.rsplit("-", 1)[1]) > step:
                 path.unlink()
+
+
+def recorded_steps(run: Path) -> list[int]:
+    """Steps of which a run recorded the rollouts, in order."""
+    return sorted(int(path.stem.rpartition("-")[2]) for path in (run / "rollouts").glob("step-*.jsonl"))
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,69 +13,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
 from agentgym import plugins
-from agentgym.trainer.algorithms import MetricMeans, Totals, aggregate_loss, get_policy_loss, kl_penalty
+from agentgym.trainer.algorithms import Totals, aggregate_loss, get_policy_loss, kl_penalty
 from agentgym.trainer.batch import Batch
 from agentgym.trainer.config import TrainConfig
-from agentgym.trainer.model import load_causal_lm, load_tokenizer, save_model_folder
+from agentgym.trainer.learner import FULL, Learner, MiniBatch, UpdateRecord, masked_mean
+from agentgym.trainer.model import Vocabulary, load_causal_lm, load_tokenizer, save_model_folder
 from agentgym.trainer.packing import MicroBatch
-from agentgym.trainer.policy import PolicyModel, supports_shared_prompts
-
-FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
-@dataclass(frozen=True, slots=True)
-class MiniBatch:
-    """One optimizer step: this rank's micro-batches and the counts of the whole mini-batch over all ranks."""
-
-    micro_batches: list[MicroBatch]
-    totals: Totals
-
-
-@dataclass(slots=True)
-class UpdateRecord:
-    """What an update measures on one rank."""
-
-    actor: MetricMeans = field(default_factory=MetricMeans)
-    engine_gap: MetricMeans = field(default_factory=MetricMeans)
-    """Distance between the engine's log-probs and the trainer's of the same tokens."""
-    engine_gap_max: float = 0.0
-    losses: list[float] = field(default_factory=list)
-    """This rank's share, per optimizer step."""
-    norms: list[float] = field(default_factory=list)
-    """Gradient norm before clipping, per optimizer step."""
-
-    def merge(self, other: UpdateRecord) -> None:
-        """Take in another rank's record: means are weighted, shares summed, norms (which all ranks know) kept."""
-        self.actor.merge(other.actor)
-        self.engine_gap.merge(other.engine_gap)
-        self.engine_gap_max = max(self.engine_gap_max, other.engine_gap_max)
-        self.losses = [a + b for a, b in zip(self.losses, other.losses, strict=True)]
-
-    def metrics(self, lr: float) -> dict[str, float]:
-        """Flat names and numbers."""
-        finite = [norm for norm in self.norms if math.isfinite(norm)]
-        return {
-            "actor/loss": sum(self.losses) / max(len(self.losses), 1),
-            "actor/grad_norm": sum(finite) / max(len(finite), 1),
-            "actor/skipped_updates": float(len(self.norms) - len(finite)),
-            "actor/lr": lr,
-            "rollout/logprob_gap_max": self.engine_gap_max,
-            **{f"rollout/{name}": value for name, value in self.engine_gap.result().items()},
-            **{f"actor/{name}": value for name, value in self.actor.result().items()},
-        }
+from agentgym.trainer.policy import PackedMicroBatch, PackedModel, PolicyModel, supports_shared_prompts
 
 
 class ModelWorker:
-    """A shard of a causal language model that computes log-probs. The reference is one; the actor adds learning.
+    """A shard of a model over packed sequences: what policy and critic share.
 
     Made in two steps: rank 0 opens a store and says where (`meeting_point`), then all ranks `join` it. The port is the
     operating system's choice and stays bound, so nobody can take it in between.
@@ -87,6 +37,8 @@ class ModelWorker:
         world_size: how many share the model.
         config: of the run.
     """
+
+    model: PackedModel
 
     def __init__(self, rank: int, world_size: int, config: TrainConfig) -> None:
         self.rank = rank
@@ -118,79 +70,98 @@ class ModelWorker:
                 store = TCPStore(host, port, self.world_size, is_master=False, timeout=timeout)
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
-        self.model = self._build(self.config.model.path)
+        self._load()
 
-    def _build(self, path: str) -> PolicyModel:
-        lm = load_causal_lm(path, dtype=self.config.model.dtype, revision=self.config.model.revision)
-        self.lm_config = lm.config
-        self.generation_config = lm.generation_config
-        model = PolicyModel(lm, shared_prompts=supports_shared_prompts(lm.config, type(lm))).to(self.device)
+    def _load(self) -> None:
+        """Set ``self.model`` by `_shard`."""
+        raise NotImplementedError
+
+    def _causal_lm(self, path: str) -> Any:
+        return load_causal_lm(path, dtype=self.config.model.dtype, revision=self.config.model.revision)
+
+    def _shard(self, model: PackedModel) -> None:
+        model = model.to(self.device)
         model.train()
-        for layer in transformer_layers(lm):
+        for layer in transformer_layers(model.lm):
             fully_shard(layer)
         fully_shard(model)
-        return model
-
-    def log_probs(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> tuple[list[int], Tensor]:
-        """Log-probs of this rank's rows under the current weights: (rows, [len(rows), R] float32, 0.0 outside)."""
-        width = batch["response_ids"].shape[1]
-        rows: list[int] = []
-        parts: list[Tensor] = []
-        with torch.no_grad():
-            for micro in micro_batches:
-                log_prob, _ = self._forward(batch, micro, entropy_grad=False)
-                rows.extend(micro.rows)
-                parts.append(nn.functional.pad(log_prob, (0, width - log_prob.shape[1])).cpu())
-        values = torch.cat(parts) if parts else torch.zeros((0, width))
-        return rows, values[: len(rows)]
-
-    def _forward(self, batch: Batch, micro: MicroBatch, *, entropy_grad: bool) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [rows, R'] of a micro-batch, zero beyond each response.
-
-        An empty micro-batch still runs the model, on one token: collectives must match over the ranks.
-        """
-        pieces = micro_pieces(batch, micro)
-        packed = self.model.pack(pieces).to(self.device)
-        flat_log_prob, flat_entropy = self.model(packed, self.config.rollout.temperature, entropy_grad)
-        lengths = torch.tensor([len(r) for _, members in pieces for r in members], device=self.device)
-        real = torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
-        zeros = torch.zeros(real.shape, dtype=flat_log_prob.dtype, device=self.device)
-        return zeros.masked_scatter(real, flat_log_prob), zeros.masked_scatter(real, flat_entropy)
+        self.model = model
 
     def close(self) -> None:
         """Leave the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
+    def _pack(self, batch: Batch, micro: MicroBatch) -> tuple[PackedMicroBatch, Tensor]:
+        """The model's input, and where its flat output stands in [rows, R'] (bool).
 
-class ActorWorker(ModelWorker):
+        An empty micro-batch still runs the model, on one token: collectives must match over the ranks.
+        """
+        pieces = micro_pieces(batch, micro)
+        packed = self.model.pack(pieces).to(self.device)
+        lengths = torch.tensor([len(r) for _, members in pieces for r in members], device=self.device)
+        return packed, torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
+
+    def _evaluate(
+        self, batch: Batch, micro_batches: Sequence[MicroBatch], forward: Callable[[MicroBatch], Tensor]
+    ) -> tuple[list[int], Tensor]:
+        """``forward`` ([rows, R'] of a micro-batch) of this rank's rows without gradients: (rows, [len(rows), R])."""
+        width = batch["response_ids"].shape[1]
+        rows: list[int] = []
+        parts: list[Tensor] = []
+        with torch.no_grad():
+            for micro in micro_batches:
+                values = forward(micro)
+                rows.extend(micro.rows)
+                parts.append(nn.functional.pad(values, (0, width - values.shape[1])).cpu())
+        result = torch.cat(parts) if parts else torch.zeros((0, width))
+        return rows, result[: len(rows)]
+
+
+class PolicyWorker(ModelWorker):
+    """A causal language model that computes log-probs. The reference is one; the actor adds learning."""
+
+    def _load(self) -> None:
+        lm = self._causal_lm(self.config.model.path)
+        self.lm_config = lm.config
+        self.generation_config = lm.generation_config
+        self._shard(PolicyModel(lm, shared_prompts=supports_shared_prompts(lm.config, type(lm))))
+
+    def log_probs(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> tuple[list[int], Tensor]:
+        """Log-probs of this rank's rows under the current weights: (rows, [len(rows), R] float32, 0.0 outside)."""
+        return self._evaluate(batch, micro_batches, lambda micro: self._forward(batch, micro, entropy_grad=False)[0])
+
+    def _forward(self, batch: Batch, micro: MicroBatch, *, entropy_grad: bool) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [rows, R'] of a micro-batch, zero beyond each response."""
+        packed, real = self._pack(batch, micro)
+        log_prob, entropy = self.model(packed, self.config.rollout.temperature, entropy_grad)
+        zeros = torch.zeros(real.shape, dtype=log_prob.dtype, device=self.device)
+        return zeros.masked_scatter(real, log_prob), zeros.masked_scatter(real, entropy)
+
+
+class ActorWorker(PolicyWorker):
     """The policy that learns."""
 
-    def join(self, host: str, port: int) -> None:
-        super().join(host, port)
+    def _load(self) -> None:
+        super()._load()
         settings = self.config.trainer
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+        self.learner = Learner(
+            self.model,
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            betas=settings.betas,
+            grad_clip=settings.grad_clip,
+            world_size=self.world_size,
         )
         self.loss_fn = get_policy_loss(self.algo.policy_loss)
         self.tokenizer = load_tokenizer(self.config.model.path, revision=self.config.model.revision)
 
     def update(self, batch: Batch, mini_batches: Sequence[MiniBatch], lr: float) -> dict[str, float]:
         """One optimizer step per mini-batch. Returns metrics, the same on every rank."""
-        record = UpdateRecord()
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        for mini in mini_batches:
-            loss = 0.0
-            for i, micro in enumerate(mini.micro_batches):
-                self.model.set_requires_gradient_sync(i + 1 == len(mini.micro_batches))  # type: ignore[operator]
-                share = self._loss(batch, micro, mini.totals, record)
-                # FSDP averages gradients over ranks; the shares of a loss are to be summed.
-                torch.autograd.backward(share * self.world_size)
-                loss += float(share.detach())
-            record.norms.append(self._step())
-            record.losses.append(loss)
-        return self._merged(record).metrics(lr)
+        record = self.learner.learn(
+            mini_batches, lambda micro, totals, record: self._loss(batch, micro, totals, record), lr
+        )
+        return record.over_ranks(self.world_size).metrics("actor", lr)
 
     def _loss(self, batch: Batch, micro: MicroBatch, totals: Totals, record: UpdateRecord) -> Tensor:
         """This micro-batch's share of the mini-batch loss."""
@@ -198,28 +169,22 @@ class ActorWorker(ModelWorker):
         log_prob, entropy = self._forward(batch, micro, entropy_grad=algo.entropy_coef != 0.0)
         if not micro.rows:
             return torch.sum(log_prob) * 0.0
-        rows = batch[torch.tensor(micro.rows)]
-        width = log_prob.shape[1]
-
-        def column(name: str) -> Tensor:
-            values: Tensor = rows[name][:, :width]
-            return values.to(self.device)
-
-        mask, loss_mask = column("response_mask"), column("loss_mask")
-        old = column("old_log_probs") if "old_log_probs" in rows.keys() else log_prob.detach()  # noqa: SIM118
-        extra = {name: column(name) for name in algo.extra_loss_fields}
-        weights = column("rollout_is_weights") if "rollout_is_weights" in rows.keys() else None  # noqa: SIM118
+        columns = Columns(batch, micro, width=log_prob.shape[1], device=self.device)
+        mask, loss_mask = columns["response_mask"], columns["loss_mask"]
+        old = columns.get("old_log_probs")
+        if old is None:  # the only step from these weights
+            old = log_prob.detach()
         loss, metrics = self.loss_fn(
             old,
             log_prob,
-            column("advantages"),
+            columns["advantages"],
             mask,
             algo.loss_agg_mode,
             algo,
-            weights,
+            columns.get("rollout_is_weights"),
             loss_mask=loss_mask,
             totals=totals,
-            **extra,
+            **{name: columns[name] for name in algo.extra_fields},
         )
         metrics = dict(metrics)
         mode = algo.loss_agg_mode or "token-mean"
@@ -228,37 +193,17 @@ class ActorWorker(ModelWorker):
             return aggregate_loss(values, mask, mode, loss_mask=loss_mask, totals=totals, norm_length=algo.norm_length)
 
         if algo.kl_loss.coef > 0.0:
-            kl = kl_penalty(log_prob, column("ref_log_probs"), algo.kl_loss.kind)
+            kl = kl_penalty(log_prob, columns["ref_log_probs"], algo.kl_loss.kind)
             loss = loss + algo.kl_loss.coef * aggregate(kl)
             metrics["ref_kl"] = masked_mean(kl.detach(), mask)
         if algo.entropy_coef != 0.0:
             loss = loss - algo.entropy_coef * aggregate(entropy)
         metrics["entropy"] = masked_mean(entropy.detach(), mask)
-        record.actor.add(metrics, mask.sum())
-        gap = (old - column("rollout_log_probs")).abs() * mask
-        record.engine_gap.add({"logprob_gap_mean": masked_mean(gap, mask)}, mask.sum())
-        record.engine_gap_max = max(record.engine_gap_max, float(gap.max()))
+        gap = (old - columns["rollout_log_probs"]).abs() * mask
+        named = {f"actor/{name}": value for name, value in metrics.items()}
+        record.means.add({**named, "rollout/logprob_gap_mean": masked_mean(gap, mask)}, mask.sum())
+        record.maximum("rollout/logprob_gap_max", float(gap.max()))
         return loss
-
-    def _step(self) -> float:
-        """Clip, step, clear; skipped where the gradient is not finite."""
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.trainer.grad_clip)
-        value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-        if math.isfinite(value):
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return value
-
-    def _merged(self, record: UpdateRecord) -> UpdateRecord:
-        """The record of all ranks together."""
-        if self.world_size == 1:
-            return record
-        gathered: list[Any] = [None] * self.world_size
-        dist.all_gather_object(gathered, record)
-        for other in gathered[1:]:
-            gathered[0].merge(other)
-        merged: UpdateRecord = gathered[0]
-        return merged
 
     def state_dict(self) -> dict[str, Tensor] | None:
         """Full weights under Hugging Face names, on rank 0; None elsewhere. Every rank must be asked."""
@@ -268,10 +213,14 @@ class ActorWorker(ModelWorker):
         tied = self._tied_names()
         return {name.removeprefix("lm."): value.contiguous() for name, value in state.items() if name not in tied}
 
+    def vocabulary(self) -> Vocabulary:
+        """What the token ids of this model mean."""
+        return Vocabulary.of(self.tokenizer)
+
     def save(self, folder: str) -> None:
         """Write ``model/`` and ``optimizer.pt``; rank 0 writes, every rank must be asked."""
         weights = self.state_dict()
-        optimizer = get_optimizer_state_dict(self.model, self.optimizer, options=FULL)
+        optimizer = self.learner.state_dict()
         if self.rank != 0:
             return
         assert weights is not None
@@ -281,8 +230,7 @@ class ActorWorker(ModelWorker):
 
     def load_optimizer(self, folder: str) -> None:
         """Take the optimizer's state from a checkpoint, whatever number of ranks wrote it."""
-        state = torch.load(Path(folder) / "optimizer.pt", map_location="cpu", weights_only=True)
-        set_optimizer_state_dict(self.model, self.optimizer, state, options=FULL)
+        self.learner.load_state_dict(torch.load(Path(folder) / "optimizer.pt", map_location="cpu", weights_only=True))
 
     def _tied_names(self) -> set[str]:
         """Parameters that are another name for an input embedding; Hugging Face ties them again when loading."""
@@ -292,9 +240,22 @@ class ActorWorker(ModelWorker):
         return {f"lm.{name}" for name in tied}
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the mask; 0 where it is empty."""
-    return (values * mask).sum() / mask.sum().clamp(min=1)
+class Columns:
+    """The fields of a micro-batch's rows, as wide as its longest response, on the device of the model."""
+
+    def __init__(self, batch: Batch, micro: MicroBatch, *, width: int, device: torch.device) -> None:
+        self.rows = batch[torch.tensor(micro.rows)]
+        self.width = width
+        self.device = device
+
+    def get(self, name: str) -> Tensor | None:
+        """The field, or None where the batch has none of that name."""
+        return self[name] if name in self.rows.keys() else None  # noqa: SIM118 - a TensorDict iterates rows
+
+    def __getitem__(self, name: str) -> Tensor:
+        """[rows, R'] of a field per token, [rows] of a field per row."""
+        values: Tensor = self.rows[name]
+        return (values[:, : self.width] if values.dim() > 1 else values).to(self.device)
 
 
 def micro_pieces(batch: Batch, micro: MicroBatch) -> list[tuple[Tensor, list[Tensor]]]:

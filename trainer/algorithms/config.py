@@ -62,6 +62,11 @@ class CorrectionConfig(Section):
         default=(0.5,), description="per criterion, or one for all: lower bound of the ratio for k1"
     )
 
+    @property
+    def active(self) -> bool:
+        """True if weights or a rejection are asked for."""
+        return self.weights != "none" or self.rejection is not None
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.weights == "mask" and self.weight_low > self.weight_high:
@@ -106,7 +111,11 @@ class OverlongConfig(Section):
 
     enabled: bool = Field(default=False, description="shape the reward by the number of model tokens")
     max_length: int | None = Field(default=None, ge=1, description="model tokens; default: the maximum response length")
-    buffer: int = Field(default=256, ge=1, description="the penalty grows over the last this many model tokens")
+    buffer: int | None = Field(
+        default=None,
+        ge=1,
+        description="the penalty grows over the last this many model tokens; default: a fifth of max_length",
+    )
     factor: float = Field(default=1.0, ge=0, description="penalty at max_length")
 
 
@@ -163,7 +172,12 @@ class AlgorithmConfig(Section):
     kl_cov_coef: float = Field(default=1.0, ge=0, description="penalty weight of kl_cov")
 
     entropy_coef: float = Field(default=0.0, description="weight of the entropy bonus; 0 switches it off")
-    value_clip: float = Field(default=0.2, gt=0, description="clip range of the value loss")
+    value_clip: float = Field(default=0.2, gt=0, description="clip range of the critic's loss")
+    turn_rewards: bool | None = Field(
+        default=None,
+        description="rewards stand at the end of the turn that earned them, not all at the end of the episode; "
+        "default: where the advantage looks at turns (turn_level)",
+    )
     mask_truncated: bool = Field(
         default=False, description="keep truncated rollouts out of the loss, not out of the baseline"
     )
@@ -172,7 +186,11 @@ class AlgorithmConfig(Section):
     correction: CorrectionConfig = CorrectionConfig()
     filter_groups: FilterConfig = FilterConfig()
     overlong: OverlongConfig = OverlongConfig()
-    extra_loss_fields: tuple[str, ...] = Field(default=(), description="batch fields handed to the policy loss by name")
+    extra_fields: tuple[str, ...] = Field(
+        default=(),
+        description="batch fields (or fields that loops, rewards or metrics leave on a rollout) that are handed to "
+        "advantage and policy loss by name",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -65,7 +65,7 @@ class AdvantageFn(Protocol):
 
 
 class PolicyLossFn(Protocol):
-    """What `register_policy_loss` takes. ``extra`` holds the batch fields named in ``config.extra_loss_fields``."""
+    """What `register_policy_loss` takes. ``extra`` holds the batch fields named in ``config.extra_fields``."""
 
     def __call__(
         self,
