@@ -173,6 +173,11 @@ def _is_lost_connection(error: Exception) -> bool:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``" Did you mean 'x'?"`` with the nearest of the known names, or an empty string."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    """``" Did you mean 'x'?"`` with the nearest of the known names, or an empty string.
+
+    A name of the same letters comes first: two letters swapped is the commonest slip.
+    """
+    names = list(known)
+    swapped = [other for other in names if sorted(other) == sorted(name)]
+    near = difflib.get_close_matches(name, swapped or names, n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""

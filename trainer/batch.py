@@ -129,8 +129,9 @@ def extra_field(name: str, rows: Sequence[Row]) -> Tensor:
         ConfigError: a row does not have it, or it has the wrong length.
     """
     values = [_find(name, *row) for row in rows]
-    if all(isinstance(value, int | float) for value in values):
-        return torch.tensor([float(value) for value in values], dtype=torch.float32)
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if len(numbers) == len(values):
+        return torch.tensor(numbers, dtype=torch.float32)
     for value, (rollout, segment) in zip(values, rows, strict=True):
         if not isinstance(value, Sequence) or len(value) != len(segment.response_ids):
             raise ConfigError(

@@ -236,7 +236,7 @@ class Trainer:
                 settings.kind,
             )
             self.kl_control.update(kl, len(batch["rollout"].unique()))
-            self._measured |= {"actor/ref_kl": kl, "actor/kl_coef": coef}
+            self._measured |= {"actor/ref_kl": kl, "reward/kl": kl, "reward/kl_coef": coef}
 
     def add_advantages(self, batch: Batch) -> None:
         """Advantages and returns of every model token; rows of masked truncations leave the loss afterwards.

@@ -323,7 +323,7 @@ class ValueModel(PackedModel):
     def forward(self, batch: PackedMicroBatch) -> Tensor:
         """Values [M] before each target is sampled, float32."""
         values: Tensor = self.head(self.hidden(batch))
-        return values[:, 0].float()
+        return values.float().sum(dim=1)  # not a view: FSDP hooks the output itself
 
 
 def head_log_probs(

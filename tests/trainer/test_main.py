@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import SETTINGS, comparable, config, played, resumed, train
 
 from agentgym.config import load_config
 from agentgym.console import Console
@@ -23,93 +24,6 @@ from agentgym.trainer import checkpoint, main
 from agentgym.trainer.config import TrainConfig
 from agentgym.trainer.loop import Trainer
 from agentgym.trainer.tracking import read_jsonl
-
-PLUGIN = '''
-import agentgym
-from agentgym import Env, Task
-
-
-class Parity(Env):
-    """Rewards turns of an even length: an untrained model has both kinds."""
-
-    def __init__(self, broken=""):
-        self.broken = broken
-
-    def tasks(self, split):
-        return [Task(id=f"{split}-{i}", prompt=f"What is {i} + {i}?") for i in range(12 if split == "train" else 4)]
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.task = next(t for t in self.tasks(options["split"]) if t.id == options["task_id"])
-        return ({"role": "user", "content": self.task.prompt},), {}
-
-    def step(self, action):
-        if self.task.id == self.broken:
-            raise KeyError("truth")
-        length = len(self.to_turn(action).raw)
-        return (), float(length % 2 == 0), True, False, {"reward_components": {"length": length}}
-
-
-agentgym.register("parity-test", Parity, max_turns=3)
-'''
-
-TIMES = ("time/", "throughput/", "memory/")
-SETTINGS = {
-    "env": "parity-test",
-    "model": "tiny",
-    "data.batch_size": 4,
-    "rollout.n": 4,
-    "rollout.max_response_length": 24,
-    "rollout.temperature": 1.6,  # hot, so that the samples of a group differ
-    "trainer.cluster": "inline",
-    "trainer.threads": 1,
-    "trainer.total_steps": 6,
-    "trainer.lr": 1e-3,
-    "trainer.warmup_steps": 4,
-    "trainer.val_every": 3,
-    "trainer.save_every": 2,
-    "trainer.keep_checkpoints": 9,
-    "trainer.loggers": "[]",
-}
-
-
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("plugin") / "parity_env.py"
-    path.write_text(PLUGIN)
-    return path
-
-
-def config(folder: Path, plugin: Path, **settings: Any) -> TrainConfig:
-    merged = {**SETTINGS, "plugins": plugin, "trainer.run_dir": folder, **settings}
-    return load_config(TrainConfig, overrides=[f"{key}={value}" for key, value in merged.items()])
-
-
-def train(configured: TrainConfig) -> tuple[int, str]:
-    text = io.StringIO()
-    code = main.run(configured, Console(file=text, live=False))
-    return code, text.getvalue()
-
-
-def resumed(run: Path, plugin: Path, **settings: Any) -> TrainConfig:
-    overrides = [f"trainer.resume={run}", *[f"{key}={value}" for key, value in settings.items()]]
-    return load_config(TrainConfig, files=[run / "config.yaml"], overrides=overrides)
-
-
-def comparable(run: Path) -> list[dict[str, float]]:
-    rows = read_jsonl(run / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows]
-
-
-def played(run: Path) -> dict[str, Any]:
-    """Ids, masks, rewards and advantages of every rollout of the run."""
-    return {
-        path.stem: [
-            (r["task_id"], r["sample"], r["outcome"]["reward"], r["segments"], r.get("training"))
-            for r in read_jsonl(path)
-        ]
-        for path in sorted((run / "rollouts").glob("*.jsonl"))
-    }
 
 
 @pytest.fixture(scope="module")
