@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from agentgym.resources import outlast
 from agentgym.tool import ToolContext
 
 
@@ -82,14 +81,10 @@ class PerSession(Generic[H]):
             return
         if self._shares.get(key) is share:
             del self._shares[key]
-        interrupted = await outlast(asyncio.create_task(_close(share), name="close of what tools shared"))
-        if interrupted is not None:
-            raise interrupted
-
-
-async def _close(share: _Share[Any]) -> None:
-    share.opening.cancel()
-    await asyncio.wait({share.opening})
-    if not share.opening.cancelled():
-        share.opening.exception()  # the joiners were told
-    await share.held.close()
+        share.opening.cancel()
+        try:
+            await asyncio.wait({share.opening})
+            if not share.opening.cancelled():
+                share.opening.exception()  # the joiners were told
+        finally:
+            await share.held.close()

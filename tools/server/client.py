@@ -342,6 +342,10 @@ class RemoteTool(BaseTool):
         self._server = server
         self._instances: dict[str, _Instance] = {}
 
+    def read_parameters(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as they are: the server checks them, with the tool's own rules."""
+        return arguments
+
     async def create(
         self, instance_id: str | None = None, *, context: ToolContext | None = None, **kwargs: Any
     ) -> tuple[str, ToolResponse]:

@@ -164,8 +164,8 @@ def _encode(items: Sequence[Any]) -> list[Any]:
     return [{_BASE64: base64.b64encode(item).decode()} if isinstance(item, bytes) else item for item in items]
 
 
-def _decode(items: Sequence[Any]) -> list[Any]:
-    return [
+def _decode(items: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(
         base64.b64decode(item[_BASE64]) if isinstance(item, Mapping) and item.keys() == {_BASE64} else item
         for item in items
-    ]
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ class ServerEntry(ConfigModel):
     token_env: str | None = setting(None, f"Environment variable with the server's token; default: {TOKEN_VARIABLE}")
     token_file: Path | None = setting(None, "File with the server's token")
     tools: list[str] | None = setting(None, "Names of the tools to use; null: all")
-    files: list[Path] = setting([], "process: tool files that it serves")
+    files: list[str] = setting([], "process: tool files that it serves")
     sandbox: dict[str, Any] | str | None = Field(
         None, description="process: sandbox of each session, a backend or settings; null: none"
     )
@@ -118,6 +119,4 @@ def _locate(
 @functools.cache
 def _process(files: tuple[Path, ...], sandbox: str) -> ServerProcess:
     """One process serves all tool files that name the same."""
-    import json
-
     return ServerProcess(files, sandbox=json.loads(sandbox) if sandbox else None)

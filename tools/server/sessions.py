@@ -310,7 +310,8 @@ class SessionTable:
         """Release a session; one that is not there is only remembered, so that it cannot be opened later."""
         if id in self._sessions:
             self._start_release(self._sessions[id])
-        self._remember(id)
+        else:
+            self._remember(id)
         if id in self._closing:
             await asyncio.wait({self._closing[id]})
 
@@ -318,7 +319,6 @@ class SessionTable:
         """Release a session whose lease ended."""
         logger.warning("session %s: no call for %g s, released", session.id, session.lease)
         self.stats.expired += 1
-        self._remember(session.id)
         self._start_release(session)
 
     async def aclose(self) -> None:
@@ -340,6 +340,7 @@ class SessionTable:
                 self.stats.closed += 1
 
         del self._sessions[session.id]
+        self._remember(session.id)
         self._closing[session.id] = asyncio.create_task(release(), name=f"release of session {session.id}")
 
     def _remember(self, id: str) -> None:

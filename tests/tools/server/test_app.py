@@ -203,7 +203,7 @@ async def test_64_sessions_keep_their_own_state(serve: Any) -> None:  # D8
         await running.open(f"s{i}")
         await running.call(f"s{i}", "set", "remember", key="x", value=str(i))
         texts = []
-        for turn in range(5):
+        for turn in range(3):
             result = await running.call(f"s{i}", f"r{turn}", "count", by=i)
             texts.append(result[1]["text"].removeprefix("starts at 0\n"))
         texts.append((await running.call(f"s{i}", "get", "remember", key="y", value="1"))[1]["text"])
@@ -212,7 +212,7 @@ async def test_64_sessions_keep_their_own_state(serve: Any) -> None:  # D8
 
     async with serve() as running:
         played = await asyncio.gather(*[play(running, i) for i in range(64)])
-        assert played == [[*[str(i * turn) for turn in range(1, 6)], f"x={i}, y=1"] for i in range(64)]
+        assert played == [[*[str(i * turn) for turn in range(1, 4)], f"x={i}, y=1"] for i in range(64)]
         assert running.server.sessions.live == 0
 
 
@@ -231,11 +231,11 @@ async def test_blocking_tools_do_not_hold_up_the_server(serve: Any) -> None:  # 
 
         heart = asyncio.create_task(beat())
         start = time.monotonic()
-        await asyncio.gather(*[running.call(f"s{i}", "r", "block", seconds=0.3) for i in range(8)])
+        await asyncio.gather(*[running.call(f"s{i}", "r", "block", seconds=0.5) for i in range(8)])
         seconds = time.monotonic() - start
         heart.cancel()
-    assert seconds < 1.2
-    assert max(gaps) < 0.15
+    assert seconds < 2.5  # one after the other: 4 s
+    assert max(gaps) < 0.4  # a blocked loop: 0.5 s
 
 
 async def test_long_texts_are_cut_and_other_long_answers_refused(serve: Any) -> None:
