@@ -52,7 +52,11 @@ def check_command(overrides: Sequence[str]) -> int:
     from agentgym.trainer.preflight import make_env
 
     choice = load_env_choice(overrides)
-    report = check_env(make_env(choice))
+    env = make_env(choice)
+    try:
+        report = check_env(env)
+    finally:
+        env.close()  # its sandboxes, too
     console = Console()
     for line in report.lines:
         console.line(line)

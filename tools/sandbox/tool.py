@@ -11,9 +11,9 @@ from agentgym.sandbox import Language, LazySandbox, RunResult
 from agentgym.tool import BaseTool, ToolContext
 from agentgym.types import ToolResponse
 
-SLACK = 60.0
-"""Seconds that the toolbox waits beyond a call's own limit: for the start of the sandbox, calls before this one, and
-the end of code that does not want to end."""
+SLACK = 3600.0
+"""Seconds that the toolbox waits beyond a call's own limit, which the sandbox keeps: longer than any session waits for a
+step. To wait for a sandbox to start is a matter of the infrastructure, and nothing to tell the model."""
 
 
 class RunConfig(ConfigModel):

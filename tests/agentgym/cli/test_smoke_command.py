@@ -52,6 +52,15 @@ def test_an_environment_with_a_simulated_user_passes(capsys: pytest.CaptureFixtu
     assert (code, "solves 2 of 2 tasks" in out) == (0, True), out
 
 
+@pytest.mark.parametrize("env", ["python-math", "terminal"])
+def test_sandboxes_are_gone_in_the_end(capsys: pytest.CaptureFixture[str], env: str) -> None:
+    before = children()
+    code, out, _ = smoke(capsys, f"env={env}", "env.sandbox=process", "tasks=1")
+    assert code == 0, out
+    assert "left behind  nothing" in out
+    assert children() == before
+
+
 def test_an_oracle_that_is_wrong_is_shown_with_its_conversation(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
