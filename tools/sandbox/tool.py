@@ -12,8 +12,8 @@ from agentgym.tool import BaseTool, ToolContext
 from agentgym.types import ToolResponse
 
 SLACK = 3600.0
-"""Seconds that the toolbox waits beyond a call's own limit, which the sandbox keeps: longer than any session waits for a
-step. To wait for a sandbox to start is a matter of the infrastructure, and nothing to tell the model."""
+"""Seconds that the toolbox waits beyond a call's own limit, which the sandbox keeps: longer than any session waits for
+a step. To wait for a sandbox to start is a matter of the infrastructure, and nothing to tell the model."""
 
 
 class RunConfig(ConfigModel):
