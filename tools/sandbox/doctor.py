@@ -337,7 +337,7 @@ async def processes(ward: Ward) -> str:
         _require(made <= limit, f"{made} processes under a limit of {limit}")
         await sandbox.run("bash", ":(){ :|:& };:; sleep 1", timeout=_TIME_LIMIT)
         await _goes_on(sandbox)
-    return f"the {made + 1}th refused under a limit of {limit}; the session goes on after a fork bomb"
+    return f"{made} processes, the next refused under a limit of {limit}; the session goes on after a fork bomb"
 
 
 async def disk(ward: Ward) -> str:

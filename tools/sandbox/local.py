@@ -11,6 +11,9 @@ import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from agentgym.errors import InfraError
+from agentgym.sandbox_labels import ENVIRONMENT_KEY
+from agentgym.tool_threads import run_in_thread
+from agentgym.tools.sandbox.reaper import kill_processes
 
 LIMIT = 1 << 18
 """Bytes that are read ahead."""
@@ -37,6 +40,7 @@ class LocalChannel:
         self._started = False
         self._ended = False
         self._gentle = False
+        self._word = ""
         self._killing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -55,7 +59,7 @@ class LocalChannel:
 
         Args:
             argv: the command; the worker's channel is its stdin and stdout.
-            environment: all of its environment.
+            environment: all of its environment; the labels are in it.
             folder: working directory.
             pass_fds: descriptors that the process inherits.
             info: descriptor on which bubblewrap tells the pid of the sandbox's init process; it is closed here.
@@ -76,6 +80,7 @@ class LocalChannel:
             os.close(error)
         channel = cls(process, stderr, clean)
         channel._gentle = gentle
+        channel._word = environment[ENVIRONMENT_KEY]
         try:
             channel._reader, channel._writer = await asyncio.open_connection(sock=ours, limit=LIMIT)
             if info is not None:
@@ -158,6 +163,10 @@ class LocalChannel:
                 if pidfd is not None:
                     await readable(pidfd)
             self._process.wait()
+            if self._init_pidfd is None:
+                # Without a pid namespace processes leave the family. And bubblewrap that is killed before it has told
+                # of the init process leaves one behind that waits for it without end.
+                await run_in_thread(kill_processes, lambda labels: labels.word == self._word)
         finally:
             self._ended = True
             for descriptor in (self._init_pidfd, self._pidfd, self._stderr):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -48,7 +47,7 @@ class ProcessBackend:
             (folder / inner).mkdir(parents=True, mode=0o700)
 
         async def clean() -> None:
-            await run_in_thread(_clean, folder, labels.word)
+            await run_in_thread(shutil.rmtree, folder, ignore_errors=True)
 
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
@@ -64,16 +63,3 @@ class ProcessBackend:
 
 def _folder(labels: Labels) -> Path:
     return Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{labels.word}"
-
-
-def _clean(folder: Path, word: str) -> None:
-    """Kill what the worker did not find because it had left its family, then remove the folder."""
-    mark = f"{ENVIRONMENT_KEY}={word}".encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry.name), signal.SIGKILL)
-            except OSError:
-                continue
-    shutil.rmtree(folder, ignore_errors=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 _ROUNDS = 10
 """Processes that fork while they are killed are looked for again, this many times."""
+
+_END_TIMEOUT = 1.0
+"""Seconds that a killed process may take to end."""
 
 
 @dataclass
@@ -96,12 +100,24 @@ def reap_containers(daemon: Daemon, report: ReapReport) -> None:
 
 def reap_processes(report: ReapReport) -> None:
     """Kill process trees of sandboxes that have no container."""
+    report.processes, complete = kill_processes(Labels.left_behind)
+    if not complete:
+        report.failures.append(f"processes come up as fast as they are killed: {report.processes[-5:]}")
+
+
+def kill_processes(wanted: Callable[[Labels], bool]) -> tuple[list[int], bool]:
+    """Kill every process whose environment carries labels that are ``wanted``.
+
+    Returns:
+        Ids of those that are dead now, and whether none was left at the end.
+    """
+    killed: list[int] = []
     for _ in range(_ROUNDS):
-        killed = [pid for pid in _marked_processes() if _kill_if_left_behind(pid)]
-        if not killed:
-            return
-        report.processes.extend(pid for pid in killed if pid not in report.processes)
-    report.failures.append(f"processes of sandboxes come up as fast as they are killed: {report.processes[-5:]}")
+        found = [pid for pid in _processes() if _kill_if(pid, wanted)]
+        if not found:
+            return killed, True
+        killed += found
+    return killed, False
 
 
 def reap_folders(report: ReapReport) -> None:
@@ -120,23 +136,28 @@ def reap_folders(report: ReapReport) -> None:
             report.folders.append(str(path))
 
 
-def _marked_processes() -> Iterator[int]:
+def _processes() -> Iterator[int]:
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             yield int(entry.name)
 
 
-def _kill_if_left_behind(pid: int) -> bool:
-    """Kill one process if a dead owner's labels are in its environment; a later one with its id is safe."""
+def _kill_if(pid: int, wanted: Callable[[Labels], bool]) -> bool:
+    """Kill one process if its labels are wanted, and wait for its end; a later one with its id is safe."""
+    if _labels_of(pid) is None:  # nearly all of them: no descriptor for those
+        return False
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
         return False
     try:
         labels = _labels_of(pid)
-        if labels is None or not labels.left_behind():
+        if labels is None or not wanted(labels):
             return False
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        end = select.poll()
+        end.register(descriptor, select.POLLIN)
+        end.poll(_END_TIMEOUT * 1000)
     except OSError:  # gone meanwhile, or another user's
         return False
     finally:
