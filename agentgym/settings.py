@@ -62,7 +62,8 @@ class RolloutConfig(ConfigModel):
     engine: EngineName = setting("torch", "What generates the tokens")
     agent_loop: str | dict[str, Any] = setting(
         "tool_agent",
-        "Registered name of the loop that plays an episode, or {_target_: 'module:Class', ...} with its arguments",
+        "Registered name of the loop that plays an episode; with arguments {name: external, agent: my_file.py:fn} "
+        "(your own agent, in any framework), or {_target_: 'module:Class', ...}",
         synonyms=["loop", "agent"],
     )
     parser: str = setting(

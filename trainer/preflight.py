@@ -6,6 +6,7 @@ Loads neither torch nor transformers. The environment is made and closed again.
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import re
 from collections import Counter
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym import plugins, registration
+from agentgym.agents import BUILT_IN, load_agent, needs_endpoint
 from agentgym.errors import ConfigError, EnvError, UnknownName, boundary, did_you_mean
-from agentgym.evaluation.agents import BUILT_IN, load_agent, needs_endpoint
-from agentgym.loops import agent_loops
-from agentgym.registry import import_target
+from agentgym.loops import ExternalLoop, agent_loops
+from agentgym.loops.base import find_agent_loop
 from agentgym.settings import EnvConfig, ModelConfig, RolloutConfig
 from agentgym.tokens import get_parser
 from agentgym.tool_env import ToolEnv
@@ -113,15 +114,16 @@ def check_names(plugin_list: Sequence[str], env: EnvConfig, rollout: RolloutConf
     """Import the plugins, then look up the environment, its arguments, the agent loop and the parser."""
     plugins.load(list(plugin_list))
     check_env_choice(env)
-    if isinstance(rollout.agent_loop, str):
-        if rollout.agent_loop not in agent_loops:
-            raise _unknown("rollout.agent_loop", rollout.agent_loop, agent_loops.names())
-    elif not isinstance(target := rollout.agent_loop.get("_target_"), str):
-        raise ConfigError(
-            f"rollout.agent_loop={rollout.agent_loop}: expected a name, or a key _target_: 'module:Class'"
-        )
-    else:
-        import_target(target, what="rollout.agent_loop")
+    chosen = rollout.agent_loop if isinstance(rollout.agent_loop, str) else rollout.agent_loop.get("name")
+    if isinstance(chosen, str) and chosen not in agent_loops:
+        raise _unknown("rollout.agent_loop", chosen, agent_loops.names())
+    loop, arguments = find_agent_loop(rollout.agent_loop)
+    try:
+        inspect.signature(loop).bind(generator=None, renderer=None, parser=None, **arguments)
+    except TypeError as error:
+        raise ConfigError(f"rollout.agent_loop={rollout.agent_loop}: {loop.__name__}: {error}") from None
+    if issubclass(loop, ExternalLoop) and not needs_endpoint(load_agent(str(arguments["agent"]))):
+        raise ConfigError(f"rollout.agent_loop.agent={arguments['agent']}: expected a function of (session, endpoint)")
     try:
         get_parser(rollout.parser)
     except UnknownName as error:

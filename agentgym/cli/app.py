@@ -112,6 +112,76 @@ def evaluate(
 
 
 @app.command()
+def view(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Rollouts: a jsonl file, or the folder of an evaluation or a run.")
+    ],
+    task: Annotated[str | None, typer.Option(metavar="ID", help="Only this task.", show_default=False)] = None,
+    sample: Annotated[int | None, typer.Option(help="Only this sample.", show_default=False)] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="failed, solved, unsolved, or a status such as truncated_turns.", show_default=False),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Show so many.", min=1)] = 3,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Show tokens instead of messages: sampled ones (trained on) in green.")
+    ] = False,
+) -> None:
+    """Read recorded rollouts: conversations, calls, rewards, errors.
+
+    Example: agentgym view evals/calculator-math-tiny --only unsolved --limit 2
+    """
+    from agentgym.cli.view_command import view_command
+
+    raise typer.Exit(view_command(path, task=task, sample=sample, only=only, limit=limit, tokens=tokens))
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="Folder of an evaluation, e.g. evals/my-env-tiny.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Folder of another one on the same tasks.")],
+    everything: Annotated[bool, typer.Option("--all", help="List every task that changed, not the first 20.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+) -> None:
+    """Put two evaluations side by side: is B better than A, and on which tasks?
+
+    Rewards are compared task by task, which takes the difficulty of the tasks out: the interval of the difference B - A
+    tells chance from progress. Tasks that could not be scored in both are left out.
+
+    Example: agentgym compare evals/calculator-math-tiny evals/calculator-math-oracle
+    """
+    from agentgym.cli.compare_command import compare_command
+
+    raise typer.Exit(compare_command(first, second, everything=everything, as_json=json))
+
+
+@app.command()
+def proxy(overrides: Overrides = None, config: Files = None) -> None:
+    """Serve a model as an OpenAI-compatible endpoint that records exact tokens.
+
+    An agent written in any framework talks to it unchanged. The API key it sends (or the header X-Session, or the path
+    /s/KEY/v1) names its session; of each session the token ids, masks and log-probs are recorded, ready to train on.
+
+    \b
+    Settings: model=tiny|FOLDER|RUN, port=8000, output=FILE (a line for each session that ends),
+              rollout.max_prompt_length, rollout.max_response_length (tokens of a session), rollout.parser.
+
+    To evaluate or train with such an agent no server of your own is needed:
+
+    \b
+    agentgym eval env=NAME model=tiny agent=my_file.py:my_agent
+    agentgym train env=NAME rollout.agent_loop.name=external rollout.agent_loop.agent=my_file.py:my_agent
+
+    where my_agent is an async function of (session, endpoint): endpoint has base_url, api_key and model.
+
+    Example: agentgym proxy model=tiny port=8000 output=sessions.jsonl
+    """
+    from agentgym.cli.proxy_command import proxy_command
+
+    raise typer.Exit(proxy_command(overrides or [], config or []))
+
+
+@app.command()
 def envs(overrides: Overrides = None) -> None:
     """List the environments that can be used.
 

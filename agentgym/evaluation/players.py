@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
+from agentgym import agents
 from agentgym.errors import AgentGymError, ConfigError, boundary
-from agentgym.evaluation import agents
 from agentgym.evaluation.endpoint import EndpointAgent, EndpointRefused, api_key, base_url
 from agentgym.evaluation.rows import Key
 from agentgym.evaluation_config import EvalConfig
@@ -31,8 +31,12 @@ async def play(config: EvalConfig, todo: Sequence[Key], finished: Finished) -> N
         ConfigError: the endpoint refuses the evaluation's key, model or address.
     """
     agent = None if config.agent in (None, *agents.BUILT_IN) else agents.load_agent(str(config.agent))
-    if config.endpoint.url is None and (config.agent is None or (agent and agents.needs_endpoint(agent))):
+    if config.endpoint.url is None and config.agent is None:
         await _play_model(config, todo, finished)
+        return
+    if config.endpoint.url is None and agent is not None and agents.needs_endpoint(agent):
+        through_proxy = {"rollout": config.rollout.model_copy(update={"agent_loop": external_loop(config.agent)})}
+        await _play_model(config.model_copy(update=through_proxy), todo, finished)
         return
     async with AsyncExitStack() as stack:
         await _play_sessions(config, todo, _act(config, agent, stack), finished)
@@ -59,6 +63,11 @@ def _act(config: EvalConfig, agent: agents.Agent | None, stack: AsyncExitStack) 
             await agents.finish(session, await session.guard(function(session, *given)))
 
     return act
+
+
+def external_loop(agent: str | None) -> dict[str, Any]:
+    """The loop in which an agent asks the model through a recording endpoint."""
+    return {"name": "external", "agent": agent}
 
 
 async def _play_sessions(config: EvalConfig, todo: Sequence[Key], act: Act, finished: Finished) -> None:

@@ -199,17 +199,28 @@ def register_agent_loop(name: str, *, override: bool = False) -> Callable[[LoopT
 def make_agent_loop(
     which: str | Mapping[str, Any], *, generator: Generator, renderer: Renderer, parser: ToolParser
 ) -> AgentLoop:
-    """An agent loop by registered name, or by ``{"_target_": "module:Class", **kwargs}``."""
+    """An agent loop by registered name, or with arguments of its own: ``{"name": "external", **kwargs}`` for a
+    registered one, ``{"_target_": "module:Class", **kwargs}`` for any."""
+    cls, kwargs = find_agent_loop(which)
+    return cls(generator=generator, renderer=renderer, parser=parser, **kwargs)
+
+
+def find_agent_loop(which: str | Mapping[str, Any]) -> tuple[type[AgentLoop], dict[str, Any]]:
+    """The class and the arguments of `make_agent_loop`."""
     if isinstance(which, str):
-        return agent_loops.get(which)(generator=generator, renderer=renderer, parser=parser)
+        return agent_loops.get(which), {}
     kwargs = dict(which)
-    target = kwargs.pop("_target_", None)
-    if not isinstance(target, str):
-        raise ConfigError(f"agent loop {dict(which)!r}: expected a name or a mapping with a string '_target_'")
+    name, target = kwargs.pop("name", None), kwargs.pop("_target_", None)
+    if isinstance(name, str) and target is None:
+        return agent_loops.get(name), kwargs
+    if not isinstance(target, str) or name is not None:
+        raise ConfigError(
+            f"agent loop {dict(which)!r}: expected a name, or a mapping with either 'name' or '_target_', a text"
+        )
     cls = import_target(target, what=f"agent loop {target!r}")
     if not (isinstance(cls, type) and issubclass(cls, AgentLoop)):
         raise ConfigError(f"agent loop {target!r} is {cls!r}, expected a subclass of AgentLoop")
-    return cls(generator=generator, renderer=renderer, parser=parser, **kwargs)
+    return cls, kwargs
 
 
 def stamp(outputs: AgentLoopOutput | Sequence[AgentLoopOutput], session: Session) -> list[AgentLoopOutput]:
