@@ -45,16 +45,17 @@ def text_of(message: Message) -> str:
 def openai_messages(conversation: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages in the form of the OpenAI chat API: arguments of calls are JSON texts, empty content is null.
 
-    A tool message that answers no call (it says what was wrong with a malformed one) becomes a user message: the API
-    refuses it otherwise.
+    Takes a whole conversation or new messages alone. A tool message that answers no call (it says what was wrong with
+    a malformed one) becomes a user message: the API refuses it otherwise.
     """
     converted = []
     known: set[str] = set()
+    whole = any(message["role"] == "assistant" for message in conversation)
     for message in conversation:
         entry: dict[str, Any] = {**message}
         if message["role"] == "tool":
-            entry.pop("name", None)  # some servers refuse keys that the API does not have
-            if message.get("tool_call_id") not in known:
+            name = entry.pop("name", None)  # some servers refuse keys that the API does not have
+            if message.get("tool_call_id") not in known and (whole or name == "error"):
                 entry = {"role": "user", "content": message["content"]}
         if calls := message.get("tool_calls"):
             known |= {call["id"] for call in calls}

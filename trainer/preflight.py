@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym import plugins, registration
 from agentgym.agents import BUILT_IN, load_agent, needs_endpoint
-from agentgym.errors import ConfigError, EnvError, UnknownName, boundary, did_you_mean
+from agentgym.errors import ConfigError, EnvError, RegistrationError, UnknownName, boundary, did_you_mean
 from agentgym.loops import ExternalLoop, agent_loops
 from agentgym.loops.base import find_agent_loop
 from agentgym.settings import EnvConfig, ModelConfig, RolloutConfig
@@ -117,11 +117,11 @@ def check_names(plugin_list: Sequence[str], env: EnvConfig, rollout: RolloutConf
     chosen = rollout.agent_loop if isinstance(rollout.agent_loop, str) else rollout.agent_loop.get("name")
     if isinstance(chosen, str) and chosen not in agent_loops:
         raise _unknown("rollout.agent_loop", chosen, agent_loops.names())
-    loop, arguments = find_agent_loop(rollout.agent_loop)
     try:
+        loop, arguments = find_agent_loop(rollout.agent_loop)
         inspect.signature(loop).bind(generator=None, renderer=None, parser=None, **arguments)
-    except TypeError as error:
-        raise ConfigError(f"rollout.agent_loop={rollout.agent_loop}: {loop.__name__}: {error}") from None
+    except (TypeError, ConfigError, RegistrationError) as error:
+        raise ConfigError(f"rollout.agent_loop={rollout.agent_loop}: {error}") from None
     if issubclass(loop, ExternalLoop) and not needs_endpoint(load_agent(str(arguments["agent"]))):
         raise ConfigError(f"rollout.agent_loop.agent={arguments['agent']}: expected a function of (session, endpoint)")
     try:

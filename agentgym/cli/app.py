@@ -137,6 +137,24 @@ def view(
 
 
 @app.command()
+def export(
+    model: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run (its best checkpoint), or one of its checkpoints.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to; must not exist.")],
+) -> None:
+    """Copy a trained model to a Hugging Face folder of its own.
+
+    Weights, tokenizer and chat template; no optimizer. transformers, vLLM and others load it as it is.
+
+    Example: agentgym export runs/calculator-math-tiny-grpo my-model
+    """
+    from agentgym.cli.export_command import export_command
+
+    raise typer.Exit(export_command(model, out))
+
+
+@app.command()
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="Folder of an evaluation, e.g. evals/my-env-tiny.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="Folder of another one on the same tasks.")],

@@ -91,9 +91,7 @@ def rollout_lines(record: Record, decode: Any = None) -> Iterator[list[Piece]]:
                 arguments = json.dumps(function["arguments"], ensure_ascii=False)
                 yield [(f"-> {function['name']}({arguments})", style)]
     if outcome.reward_components:
-        yield [
-            ("components " + ", ".join(f"{k} {v:g}" for k, v in outcome.reward_components.items() if v is not None), "")
-        ]
+        yield [("components " + ", ".join(f"{k} {v}" for k, v in outcome.reward_components.items()), "")]
     if outcome.error:
         yield [(outcome.error, "red")]
     yield [("", "")]

@@ -53,7 +53,7 @@ class Row:
             reward=outcome["reward"],
             answer=final_answer(rollout["conversation"]),
             data_source=rollout.get("data_source") or "",
-            components=outcome["reward_components"],
+            components={name: value for name, value in outcome["reward_components"].items() if value is not None},
             turns=outcome["num_turns"],
             tokens=written if segments else metrics.get("completion_tokens", 0.0),
             tool_calls=outcome["tool_calls"],

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING
 
 from agentgym.agents import Endpoint, finish, load_agent, needs_endpoint
 from agentgym.errors import AgentGymError, ConfigError, SessionTimeout, boundary
+from agentgym.generation import Generator
 from agentgym.loops.base import AgentLoop, LoopSampling, register_agent_loop
 from agentgym.session import Session
 from agentgym.tokens.output import AgentLoopOutput
 from agentgym.types import RolloutStatus
+
+if TYPE_CHECKING:
+    from agentgym.tokens import Renderer, ToolParser
 
 
 @register_agent_loop("external")
@@ -29,8 +33,8 @@ class ExternalLoop(AgentLoop):
         ``rollout.agent_loop={name: external, agent: my_file.py:my_agent}``
     """
 
-    def __init__(self, *, agent: str, **parts: Any) -> None:
-        super().__init__(**parts)
+    def __init__(self, *, generator: Generator, renderer: Renderer, parser: ToolParser, agent: str) -> None:
+        super().__init__(generator=generator, renderer=renderer, parser=parser)
         self.place = agent
         self.agent = load_agent(agent)
         if not needs_endpoint(self.agent):
