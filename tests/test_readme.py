@@ -24,6 +24,6 @@ def test_every_place_in_the_readme_exists() -> None:
 
 
 def test_every_command_in_the_readme_is_one(capsys: object) -> None:
-    commands = set(re.findall(r"^(?:pip install \. && )?agentgym (\w+)", README, flags=re.MULTILINE))
+    commands = set(re.findall(r"^(?:pip install \. && )?agentgym ([\w-]+)", README, flags=re.MULTILINE))
     assert {"train", "eval", "check", "play", "config"} <= commands
     assert [command for command in sorted(commands) if run([command, "--help"]) != 0] == []

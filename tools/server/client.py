@@ -384,13 +384,13 @@ def run_blocking(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 
 def make_tools(server: RemoteServer, selection: Sequence[str] | None = None) -> list[BaseTool]:
-    """The server's tools, listed now.
+    """The server's tools, listed now unless they are known.
 
     Raises:
         ConfigError: no server, a wrong token, or an unknown name in ``selection``.
     """
     from agentgym.toolbox import select_tools
 
-    listing: ToolListing = run_blocking(server.list_tools)
+    listing: ToolListing = server.listing or run_blocking(server.list_tools)
     tools = [RemoteTool(server, served) for served in listing.tools]
     return select_tools(tools, selection, where=f"tools of {server.locator.name}")

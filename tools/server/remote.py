@@ -16,7 +16,7 @@ from agentgym.config import ConfigModel, setting, validate
 from agentgym.errors import ConfigError
 from agentgym.sandbox import SandboxConfig, read_sandbox_config
 from agentgym.tool import BaseTool
-from agentgym.tools.server.client import Endpoint, Fixed, Locator, RemoteServer, make_tools
+from agentgym.tools.server.client import Endpoint, Fixed, RemoteServer, make_tools
 from agentgym.tools.server.process import ServerProcess
 from agentgym.tools.serving import TOKEN_VARIABLE, read_token_file
 
@@ -46,8 +46,8 @@ def remote_tools(
 ) -> list[BaseTool]:
     """The tools of a tool server, for a `ToolEnv` or a `Toolbox`, as if they were local.
 
-    The server is asked for its tools here and now, and the connection is blocking: not for use inside of a coroutine
-    with other work going on. A server process is started once per process and set of files, and ended with it.
+    The server is asked for its tools here and now, which blocks: do it once, where a class or module is defined. A
+    server process is started and asked once per process and set of files; it ends with the process.
 
     Example:
         >>> remote_tools("http://127.0.0.1:8000", token="...")
@@ -64,7 +64,7 @@ def remote_tools(
     Raises:
         ConfigError: no server there, a wrong token, an unknown tool, or a tool file that cannot be loaded.
     """
-    return make_tools(RemoteServer(_locate(server, token, [Path(file) for file in files], sandbox)), tools)
+    return make_tools(_locate(server, token, [Path(file) for file in files], sandbox), tools)
 
 
 def tools_of_entry(entry: Mapping[str, Any], *, folder: Path, where: str) -> list[BaseTool]:
@@ -95,7 +95,7 @@ def tools_of_entry(entry: Mapping[str, Any], *, folder: Path, where: str) -> lis
 
 def _locate(
     server: str, token: str | None, files: Sequence[Path], sandbox: SandboxConfig | Mapping[str, Any] | str | None
-) -> Locator:
+) -> RemoteServer:
     if server == PROCESS:
         if not files:
             raise ConfigError("server 'process': no files; name the tool files that it shall serve")
@@ -113,10 +113,10 @@ def _locate(
     token = token or os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         raise ConfigError(f"server {server!r}: no token. Set the environment variable {TOKEN_VARIABLE}.")
-    return Fixed(Endpoint(address, token))
+    return RemoteServer(Fixed(Endpoint(address, token)))
 
 
 @functools.cache
-def _process(files: tuple[Path, ...], sandbox: str) -> ServerProcess:
-    """One process serves all tool files that name the same."""
-    return ServerProcess(files, sandbox=json.loads(sandbox) if sandbox else None)
+def _process(files: tuple[Path, ...], sandbox: str) -> RemoteServer:
+    """One process serves all who name the same files; it is asked for its tools once."""
+    return RemoteServer(ServerProcess(files, sandbox=json.loads(sandbox) if sandbox else None))

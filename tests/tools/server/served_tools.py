@@ -1,6 +1,7 @@
 """Tools of every kind, for the tests of the tool server; also loaded as a tool file."""
 
 import asyncio
+import os
 import time
 from typing import Any
 
@@ -67,6 +68,16 @@ def remember(key: str, value: str, context: ToolContext) -> str:
 def flood(size: int) -> str:
     """A long text."""
     return "x" * size
+
+
+@function_tool
+def die(once: str = "") -> str:
+    """Ends the whole process; with a path only if there is no such file, which it makes."""
+    if once and os.path.exists(once):
+        return "alive"
+    if once:
+        open(once, "w").close()
+    os._exit(1)
 
 
 class Counter(BaseTool):

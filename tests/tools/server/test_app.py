@@ -18,8 +18,8 @@ async def test_a_session_from_its_opening_to_its_release(serve: Any, module: Any
     async with serve() as running:
         status, listing = await running.request("GET", "/tools")
         names = [tool["tool_schema"]["function"]["name"] for tool in listing["tools"]]
-        assert names == ["greet", "wait", "block", "slow", "fail", "remember", "flood", "count", "other"]
-        assert [tool["has_reward"] for tool in listing["tools"]] == [False] * 7 + [True] * 2
+        assert names == ["greet", "wait", "block", "slow", "fail", "remember", "flood", "die", "count", "other"]
+        assert [tool["has_reward"] for tool in listing["tools"]] == [False] * 8 + [True] * 2
         session = await running.open("s1", tools_kwargs={"count": {"create_kwargs": {"start": 5}}})
         assert session == "s1"
         status, result = await running.call(session, "r1", "count", by=2)
@@ -319,7 +319,7 @@ async def test_health_metrics_and_description(serve: Any) -> None:
         await running.call("s", "r1", "count")
         await running.call("s", "r2", "no-such\ntool")
         async with stranger.get(f"{running.url}/healthz") as response:
-            assert await response.json() == {"status": "ok", "tools": 9, "sessions": 1}
+            assert await response.json() == {"status": "ok", "tools": 10, "sessions": 1}
         async with running.http.get(f"{running.url}/metrics") as response:
             metrics = (await response.text()).splitlines()
         assert "agentgym_tools_sessions_live 1" in metrics

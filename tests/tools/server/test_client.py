@@ -353,7 +353,8 @@ def test_wrong_addresses_are_named(
 @pytest.fixture
 def process() -> Any:
     """The server process of the served tools, ended after the test."""
-    found = _process((FILE.resolve(),), "")
+    found = _process((FILE.resolve(),), "").locator
+    assert isinstance(found, ServerProcess)
     yield found
     found.close()
 
