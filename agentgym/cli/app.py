@@ -328,13 +328,13 @@ def config_eval(overrides: Overrides = None, config: Files = None) -> None:
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="rollout, step, loop or advantages.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="rollout, step, loop, advantages or sandbox.")],
     json: Annotated[bool, typer.Option("--json", help="Print rows as JSON.")] = False,
 ) -> None:
     """Measure speed on this machine.
 
     rollout: tokens/s of the engine beside Hugging Face generate. step: where a training step's time goes.
-    loop: turns/s of the tool loop. advantages: the estimators.
+    loop: turns/s of the tool loop. advantages: the estimators. sandbox: starts, calls and memory of every backend.
 
     Example: agentgym bench rollout
     """

@@ -15,6 +15,7 @@ BENCHES = {
     "advantages": "agentgym.trainer.bench_advantages:bench_advantages",
     "loop": "agentgym.trainer.bench_loop:run",
     "rollout": "agentgym.cli.bench_command:rollout_rows",
+    "sandbox": "agentgym.tools.sandbox.bench:run",
     "step": "agentgym.trainer.bench_step:run",
 }
 """Name to the function that measures and returns a list of rows."""

@@ -133,6 +133,11 @@ class Daemon:
             found = self.client.api.containers(all=True, filters={"label": key})
         return {container["Id"]: dict(container["Labels"]) for container in found}
 
+    def first_process(self, name: str) -> int:
+        """Id, on the daemon's machine, of a container's first process. Raises `InfraError`."""
+        with _daemon_errors(f"container {name} cannot be looked at"):
+            return int(self.client.api.inspect_container(name)["State"]["Pid"])
+
     def fault_of_the_host(self, name: str) -> InfraError | None:
         """Why the worker's stream ended, if neither the worker nor the code inside can have done that."""
         from docker.errors import NotFound

@@ -103,6 +103,10 @@ class DockerChannel:
         """Send bytes to the worker. Raises `ConnectionError` once the stream has ended."""
         await self._stream.write(data)
 
+    async def first_process(self) -> int:
+        """Id of the worker as the host sees it. Raises `InfraError`."""
+        return await self._daemon.submit(self._daemon.first_process, self.name)
+
     async def kill(self) -> None:
         """Remove the container; returns when the daemon no longer knows it, whatever cancels the caller meanwhile.
 

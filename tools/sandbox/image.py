@@ -110,21 +110,23 @@ def _from_host(client: docker.DockerClient) -> BuiltImage:
 
 def _checked(client: docker.DockerClient, image: Image, exact: str, base: str) -> BuiltImage:
     """Tag the image once it has shown that python3 and bash run in it as nobody on a read-only root."""
-    from docker.errors import APIError, ContainerError
+    from docker.errors import APIError
 
+    container = client.containers.create(
+        image.id, entrypoint=["sh", "-c", _CHECK], user="65534:65534", read_only=True, network_mode="none"
+    )
     try:
-        client.containers.run(
-            image.id, ["sh", "-c", _CHECK], remove=True, user="65534:65534", read_only=True, network_mode="none"
-        )
-    except ContainerError as error:
-        said = error.stderr.decode(errors="replace") if error.stderr else str(error)
-        raise ConfigError(
-            f"image {base!r} cannot hold a sandbox, which needs python3 >= 3.8 and bash: {said}"
-        ) from error
+        container.start()
+        code = container.wait()["StatusCode"]
+        said = container.logs(stdout=False).decode(errors="replace").strip()
     except APIError as error:
-        if error.response is None or error.response.status_code not in (400, 404):
+        if error.status_code not in (400, 404):
             raise
-        raise ConfigError(f"image {base!r} cannot hold a sandbox: it has no shell ({error.explanation})") from error
+        code, said = 127, error.explanation
+    finally:
+        container.remove(force=True)
+    if code != 0:
+        raise ConfigError(f"image {base!r} cannot hold a sandbox, which needs sh, bash and python3 >= 3.8: {said}")
     for tag in (exact, DEFAULT_IMAGE):
         image.tag(*tag.split(":"))
     return BuiltImage(tag=DEFAULT_IMAGE, exact_tag=exact, base=base, megabytes=image.attrs["Size"] / 1e6)

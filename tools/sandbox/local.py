@@ -91,6 +91,11 @@ class LocalChannel:
         return channel
 
     @property
+    def pid(self) -> int:
+        """Of the outermost process."""
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         """False once the stream has ended or `kill` was called."""
         return not self._ended and self._killing is None
