@@ -141,7 +141,7 @@ async def test_a_limit_scores_what_was_answered() -> None:
 # -- the sandbox -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["process", "namespace"])
+@pytest.mark.parametrize("backend", ["process", "namespace", pytest.param("docker", marks=pytest.mark.docker)])
 async def test_the_oracle_solves_every_level_with_state_between_its_calls(backend: str) -> None:
     reason = sandbox_backends.get(backend)().unavailable()
     if reason is not None:

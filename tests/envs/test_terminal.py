@@ -128,7 +128,7 @@ async def play(
     return session
 
 
-@pytest.mark.parametrize("backend", ["process", "namespace"])
+@pytest.mark.parametrize("backend", ["process", "namespace", pytest.param("docker", marks=pytest.mark.docker)])
 async def test_the_oracle_solves_every_kind(backend: str) -> None:
     for kind in KINDS:
         task = task_of(kind)
