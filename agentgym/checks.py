@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from agentgym import registration
 from agentgym.env import Env
 from agentgym.errors import AgentGymError, ConfigError, EnvError, SessionClosed, boundary
 from agentgym.registration import EnvSpec
-from agentgym.sync import LoopThread, block_on
+from agentgym.sync import LoopThread, SyncThread, block_on
 from agentgym.types import AssistantTurn, RolloutStatus, Task
 
 SPLITS = ("train", "validation")
@@ -77,13 +77,16 @@ class CheckReport:
         return "\n".join(self.lines)
 
 
-def check_env(env: Env | str | EnvSpec, *, tasks_per_split: int = 20, seed: int = 0) -> CheckReport:
+def check_env(
+    env: Env | str | EnvSpec, *, tasks_per_split: int = 20, seed: int = 0, time_limit: float = 120.0
+) -> CheckReport:
     """Play an environment in every way that matters and report what it does wrong.
 
     Args:
         env: a name, a spec or an instance. An instance that was not made by name is closed by the last check.
         tasks_per_split: how many tasks the oracle plays, spread over the split.
         seed: of the episodes that are compared with each other.
+        time_limit: seconds for each check; what hangs is a finding, and ends the checks.
 
     Returns:
         One finding for each check. What the environment raises is a finding, too.
@@ -93,8 +96,7 @@ def check_env(env: Env | str | EnvSpec, *, tasks_per_split: int = 20, seed: int 
     """
     subject = env if isinstance(env, Env) else _made(env)
     checker = _Checker(subject, tasks_per_split, seed, keep=subject is env and subject.spec is not None)
-    findings = tuple(checker.run(name, check) for name, check in checker.checks())
-    return CheckReport(env=subject.name, findings=findings)
+    return CheckReport(env=subject.name, findings=tuple(checker.run_all(time_limit)))
 
 
 def _made(env: object) -> Env:
@@ -114,6 +116,8 @@ class _Checker:
         self.env = env
         self.tasks_per_split = tasks_per_split
         self.seed = seed
+        self._failures: dict[str, str] = {}
+        """Errors of the environment's code, and the check in which each came up first."""
 
     def checks(self) -> list[tuple[str, Callable[[], str]]]:
         return [
@@ -128,6 +132,24 @@ class _Checker:
             ("close", self.close),
         ]
 
+    def run_all(self, time_limit: float) -> Iterator[Finding]:
+        """All checks in order, on a thread of their own: one that hangs can be left behind."""
+        thread = SyncThread("agentgym-check")
+        try:
+            for name, check in self.checks():
+                try:
+                    yield thread.submit(self.run, name, check).result(time_limit)
+                except TimeoutError:
+                    yield Finding(
+                        check=name,
+                        level="error",
+                        message=f"did not end within {time_limit:g} s: reset, step, tasks or score hangs. "
+                        f"The checks after it were not run",
+                    )
+                    return
+        finally:
+            thread.close()
+
     def run(self, name: str, check: Callable[[], str]) -> Finding:
         try:
             with boundary(f"check {name!r}"):
@@ -135,7 +157,10 @@ class _Checker:
         except Skipped as error:
             return Finding(check=name, level="skipped", message=str(error))
         except EnvError as error:
-            return Finding(check=name, level="error", message=f"{error}\n{error.traceback_text}".rstrip())
+            reason = repr(error.__cause__)
+            first = self._failures.setdefault(reason, name)
+            details = error.traceback_text if first == name else f"(the same error as in check {first!r})"
+            return Finding(check=name, level="error", message=f"{error}\n{details}".rstrip())
         except AgentGymError as error:
             return Finding(check=name, level="error", message=str(error))
 
@@ -244,7 +269,10 @@ class _Checker:
     def _tasks(self, split: str) -> Sequence[Task]:
         if type(self.env).tasks is Env.tasks:
             raise Skipped("the environment lists no tasks")
-        return self.env.tasks(split)
+        tasks: object = self.env.tasks(split)
+        if not isinstance(tasks, Sequence) or not all(isinstance(task, Task) for task in tasks):
+            raise Problem(f"tasks({split!r}) gave {_describe(tasks)}; expected a sequence of agentgym.Task")
+        return tasks
 
     def _reset(self, task: Task, split: str) -> None:
         self.env.reset(seed=self.seed, options={"task_id": task.id, "split": split})
@@ -324,6 +352,12 @@ def _check_json(observation: object, what: str) -> None:
         json.dumps(observation)
     except (TypeError, ValueError) as error:
         raise Problem(f"{what} gave an observation that JSON cannot hold: {error}") from error
+
+
+def _describe(tasks: object) -> str:
+    if not isinstance(tasks, Sequence):
+        return f"a {type(tasks).__name__}"
+    return f"a {type(tasks).__name__} with a {next(type(t).__name__ for t in tasks if not isinstance(t, Task))} in it"
 
 
 def _content(task: Task) -> str:

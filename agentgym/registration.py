@@ -8,6 +8,7 @@ are aliases. An id without a version registers version 0. Packages may use a nam
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import inspect
 import re
@@ -365,10 +366,15 @@ def _short(canonical: str) -> str:
     return canonical.removeprefix(f"{NAMESPACE}/")
 
 
-def _newest() -> dict[str, str]:
+def _newest() -> Mapping[str, str]:
     """``namespace/name`` -> canonical id of the newest version."""
+    return _newest_of(tuple(_registry.names()))
+
+
+@functools.lru_cache(maxsize=1)
+def _newest_of(ids: tuple[str, ...]) -> Mapping[str, str]:
     versions: dict[str, int] = {}
-    for id in _registry.names():
+    for id in ids:
         base, _, version = id.rpartition("-v")
         versions[base] = max(versions.get(base, 0), int(version))
     return {base: f"{base}-v{version}" for base, version in versions.items()}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from agentgym.errors import AgentGymError, SessionClosed, boundary
+from agentgym.ids import new_id
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Resources:
     """
 
     def __init__(self) -> None:
-        self.owner = uuid.uuid4().hex[:12]
+        self.owner = new_id()
         """Id of the session that holds the resources; a random one outside of a session."""
         self._entries: list[Entry] = []
         self._closed = False

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from enum import StrEnum
 from types import TracebackType
@@ -34,6 +33,7 @@ from agentgym.errors import (
     SessionTimeout,
     boundary,
 )
+from agentgym.ids import new_id
 from agentgym.messages import assistant_message
 from agentgym.resources import Entry, ReleaseReport, Resources, outlast, release_all
 from agentgym.sync import SyncThread
@@ -123,7 +123,7 @@ class Session:
         wrappers: Sequence[Wrapper],
         slots: int,
     ) -> None:
-        self.id = uuid.uuid4().hex[:12]
+        self.id = new_id()
         self.env_id = spec.id
         self.state = SessionState.CREATED
         self.status: RolloutStatus | None = None

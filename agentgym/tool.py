@@ -7,12 +7,12 @@ import functools
 import inspect
 import sys
 import typing
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from agentgym.errors import ConfigError
+from agentgym.ids import new_id
 from agentgym.resources import Resources
 from agentgym.tool_arguments import ArgumentChecker, convert_arguments
 from agentgym.tool_results import read_result
@@ -132,7 +132,7 @@ class BaseTool:
         Returns:
             The id, and a response whose text precedes the result of the first call.
         """
-        return instance_id or uuid.uuid4().hex, ToolResponse()
+        return instance_id or new_id(), ToolResponse()
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from agentgym.errors import EnvError, ToolError, boundary
+from agentgym.ids import new_id
 from agentgym.resources import CANCEL_GRACE, Resources, outlast
 from agentgym.tool import BaseTool, FunctionTool, ToolContext
 from agentgym.tool_results import ToolResult, read_result
@@ -107,7 +107,7 @@ class ToolInstance:
 
     async def _create(self) -> None:
         tool = self.tool
-        instance_id = f"{self._context.session_id}-{tool.name}-{uuid.uuid4().hex[:8]}"
+        instance_id = f"{self._context.session_id}-{tool.name}-{new_id()}"
         try:
             with self._boundary("create"):
                 value = await tool.create(instance_id, **self._asked("create"), **self._create_kwargs)

@@ -8,7 +8,6 @@ instance behind) and end at the latest in `Toolbox.release`, which itself cannot
 from __future__ import annotations
 
 import inspect
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentgym.errors import ConfigError, SessionClosed, ToolError, did_you_mean
+from agentgym.ids import new_id
 from agentgym.resources import Entry, Resources, release_all
 from agentgym.tool import BaseTool, FunctionTool, ToolContext
 from agentgym.tool_arguments import read_arguments
@@ -77,7 +77,7 @@ class Toolbox:
         context: ToolContext | None = None,
         cutter: TokenCutter | None = None,
     ) -> None:
-        self.context = context or ToolContext(session_id=uuid.uuid4().hex[:12])
+        self.context = context or ToolContext(session_id=new_id())
         self.limits = limits or ToolLimits()
         self.cutter = cutter
         where = f"task {self._task_id!r}" if self._task_id is not None else f"session {self.context.session_id}"

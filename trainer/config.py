@@ -202,6 +202,13 @@ class TrainerConfig(ConfigModel):
         ["tensorboard"], "Where metrics go beside metrics.jsonl", synonyms=["logger", "report_to"]
     )
 
+    @field_validator("name", mode="after")
+    @classmethod
+    def _name_is_a_folder_name(cls, value: str | None) -> str | None:
+        if value is not None and (value in ("", ".", "..") or "/" in value or "\0" in value):
+            raise ValueError(f"{value!r} is not the name of a folder: trainer.run_dir says where runs are")
+        return value
+
     @model_validator(mode="after")
     def _one_length(self) -> TrainerConfig:
         if self.total_steps is not None and self.total_epochs is not None:

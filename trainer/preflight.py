@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from agentgym.tokens import get_parser
 from agentgym.tool_env import ToolEnv
 from agentgym.trainer.algorithms.registry import ADVANTAGES, POLICY_LOSSES
 from agentgym.trainer.config import TrainConfig
+from agentgym.trainer.model_files import TOKENIZER_FILES, check_tokenizer_files, check_weight_files
 from agentgym.trainer.model_path import resolve_model_path
 from agentgym.trainer.models import shipped_models
 from agentgym.trainer.tracking import GREEDY, STEP, recorded_steps
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from agentgym.evaluation_config import EvalConfig
     from agentgym.types import Task
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-"""Any one of them makes a folder that of a tokenizer."""
 MODEL_FILES = ("config.json", "tokenizer_config.json", "chat_template.jinja", *TOKENIZER_FILES)
 
 SPLITS = ("train", "validation")
@@ -77,6 +77,7 @@ def check_run(config: TrainConfig) -> RunCheck:
         registration.check_shippable(registration.spec(config.env.name))
     check_algorithm(config)
     model = check_model(config.model, config.rollout)
+    check_run_dir(config.trainer.run_dir)
     env = make_env(config.env)
     try:
         train, val = (split_tasks(env, config.env.name, split) for split in SPLITS)
@@ -230,6 +231,15 @@ def check_batch(config: TrainConfig, train_tasks: int, *, total: int) -> None:
         )
 
 
+def check_run_dir(run_dir: Path) -> None:
+    """Runs can be written below ``trainer.run_dir``, which need not exist."""
+    existing = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise ConfigError(f"trainer.run_dir={str(run_dir)!r}: {existing} is a file; name a folder for the runs")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"trainer.run_dir={str(run_dir)!r}: {existing} cannot be written to; name another folder")
+
+
 def check_model(model: ModelConfig, rollout: RolloutConfig) -> str:
     """The model's folder holds a configuration, a tokenizer with a chat template, and room for a whole rollout.
 
@@ -241,13 +251,14 @@ def check_model(model: ModelConfig, rollout: RolloutConfig) -> str:
     if not folder.is_dir():
         folder = _hub_files(model)
     config = _read_json(folder / "config.json", f"model={model.path}")
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ConfigError(f"model={model.path}: no tokenizer in {folder}; expected tokenizer.json (or tokenizer.model)")
+    check_tokenizer_files(folder, what=f"model={model.path}")
     if not _has_chat_template(folder):
         raise ConfigError(
             f"model={model.path}: its tokenizer has no chat template; put chat_template.jinja into {folder}, "
             f"or choose an instruct model"
         )
+    if Path(where).is_dir():  # of a hub id only the small files are here
+        check_weight_files(folder, what=f"model={model.path}")
     room = config.get("max_position_embeddings")
     longest = rollout.max_prompt_length + rollout.max_response_length
     if isinstance(room, int) and longest > room:

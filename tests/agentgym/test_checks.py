@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -315,3 +316,51 @@ def test_the_example_passes() -> None:
     report = check_env("my-env")
     assert errors(report) == {}
     assert agentgym.spec("my-env").max_turns == 4
+
+
+def test_what_hangs_is_a_finding_and_ends_the_checks() -> None:
+    freed = threading.Event()
+
+    class Hangs(Sums):
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
+            if options is not None and "task_id" in options:
+                freed.wait()
+            return super().reset(seed=seed, options=options)
+
+    agentgym.register("subject", Hangs)
+    report = check_env("subject", time_limit=2.0)
+    freed.set()
+    assert [(finding.check, finding.level) for finding in report.findings] == [
+        ("gymnasium", "ok"),
+        ("tasks", "ok"),
+        ("task_id", "error"),
+    ]
+    assert "did not end within 2 s" in report.findings[-1].message
+
+
+@pytest.mark.parametrize(
+    ("tasks", "part"),
+    [(None, "a NoneType"), ({"a": 1}, "a dict"), (["one"], "a list with a str in it")],
+)
+def test_tasks_that_are_none_are_named(tasks: Any, part: str) -> None:
+    class Odd(Sums):
+        def tasks(self, split: str) -> Sequence[Task]:
+            given: Sequence[Task] = tasks
+            return given
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
+            Env.reset(self, seed=seed)
+            self.task, self.turns = Task(id="t", prompt="", data={"sum": 1}), 0
+            return (), {}
+
+    assert part in errors(check(Odd))["tasks"]
+
+
+def test_a_traceback_is_shown_once() -> None:
+    class Breaks(Sums):
+        def step(self, action: Action) -> StepReturn:
+            raise RuntimeError("my fault")
+
+    messages = [text for text in errors(check(Breaks)).values() if "my fault" in text]
+    assert sum("Traceback" in text for text in messages) == 1
+    assert sum("the same error as in check" in text for text in messages) == len(messages) - 1 >= 1

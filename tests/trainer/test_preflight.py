@@ -30,12 +30,12 @@ def refused(*overrides: str) -> str:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A copy of the small files of the shipped model."""
+    """A copy of the shipped model."""
     source = shipped_model("tiny")
     assert source is not None
     folder = tmp_path / "model"
     folder.mkdir()
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"):
         shutil.copy(source / name, folder / name)
     return folder
 
@@ -70,6 +70,8 @@ def test_a_checked_run_says_what_it_amounts_to(model: Path) -> None:
         (["reward=score.py:f"], ["reward.function=score.py:f"]),
         (["plugins=no_such_module"], ["no_such_module"]),
         (["plugins=no/such/file.py"], ["no/such/file.py"]),
+        (["trainer.name=../up"], ["trainer.name", "'../up'", "trainer.run_dir"]),
+        ([f"trainer.run_dir={TOY}"], ["trainer.run_dir", "is a file"]),
         (["model=./nope"], ["model=./nope", "no such folder", "tiny"]),
         (["rollout.max_response_length=4000"], ["max_response_length", "2048", "'tiny'"]),
     ],
@@ -98,6 +100,28 @@ def test_a_model_folder_needs_config_tokenizer_and_chat_template(model: Path) ->
     assert "config.json cannot be read" in refused(f"model={model}")
     (model / "config.json").unlink()
     assert "without config.json" in refused(f"model={model}")
+
+
+def test_the_weights_and_the_tokenizer_must_be_readable(model: Path) -> None:
+    whole = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(whole[:1000])
+    assert "model.safetensors is not a readable file of weights" in refused(f"model={model}")
+    (model / "model.safetensors").unlink()
+    assert "no weights in" in refused(f"model={model}")
+    index = model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}))
+    (model / "part-1.safetensors").write_bytes(whole)
+    assert "part-2.safetensors is missing" in refused(f"model={model}")
+    (model / "part-2.safetensors").write_bytes(whole)
+    assert check_run(config(f"model={model}")).model == str(model)
+    index.write_text("[]")
+    assert "index.json cannot be read" in refused(f"model={model}")
+    index.unlink()
+    (model / "pytorch_model.bin").write_bytes(b"")
+    (model / "tokenizer.json").write_text('{"model": 3}')
+    message = refused(f"model={model}")
+    assert "tokenizer.json is not a readable tokenizer" in message
+    assert "\n" not in message
 
 
 def test_a_mistyped_model_folder_names_its_neighbour(model: Path) -> None:

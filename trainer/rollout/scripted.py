@@ -55,7 +55,8 @@ class ScriptedEngine:
 
     def _ids(self, text: str, sampling: SamplingParams) -> list[int]:
         ends = [at + len(stop) for stop in sampling.stop if (at := text.find(stop)) >= 0]
-        ids: list[int] = self._tokenizer.encode(text[: min(ends)] if ends else text, add_special_tokens=False)
+        text = text[: min(ends)] if ends else text
+        ids = list(self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
         if not ends and sampling.stop_token_ids:
             eos = self._tokenizer.eos_token_id
             ids.append(eos if eos in sampling.stop_token_ids else sampling.stop_token_ids[0])
