@@ -97,8 +97,7 @@ class Trainer:
         """
         position = self.sampler.position
         try:
-            if self.step == 0 and self.config.trainer.val_before:
-                self.record({}, self.validate(), [])
+            self.validate_start()
             while self.step < self.total_steps and not self.stop():
                 self._timings, self._measured = {}, {}
                 with self.timed("step"):
@@ -115,7 +114,7 @@ class Trainer:
                     self.sync_weights()
                 self.step += 1
                 position = self.sampler.position
-                validated = self.validate() if self.due(self.config.trainer.val_every) else {}
+                validated = self.validate_step()
                 learned = self._measured | learned
                 values = metrics.of_step(played.report, batch, learned, self._timings, version=self.step - 1)
                 rollouts = metrics.with_training_fields(played.report.rollouts, batch)
@@ -310,6 +309,23 @@ class Trainer:
     def due(self, every: int) -> bool:
         """True at multiples of ``every`` and at the last step."""
         return self.step == self.total_steps or (every > 0 and self.step % every == 0)
+
+    def validate_start(self) -> None:
+        """Validate what the run starts from; after a resume, what a stop kept the last step from."""
+        if self.step == 0:
+            if self.config.trainer.val_before:
+                self.record({}, self.validate(), [])
+        elif self.val_reward is None and self.due(self.config.trainer.val_every):
+            self.log.amend(self.step, self.validate())
+
+    def validate_step(self) -> dict[str, float]:
+        """Validate the step that was just finished, if it is due. A stop abandons the validation, not the step."""
+        if not self.due(self.config.trainer.val_every):
+            return {}
+        try:
+            return self.validate()
+        except Interrupted:
+            return {}
 
     def validate(self) -> dict[str, float]:
         """Play the validation tasks greedily with the current weights."""

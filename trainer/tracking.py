@@ -113,13 +113,18 @@ class RunLog:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append one step's metrics. A NaN or infinity is written as null: the file stays JSON."""
-        row = {"step": step, **{k: v if math.isfinite(v) else None for k, v in sorted(values.items())}}
         with self.metrics_path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
-            self._writer.flush()
+            file.write(json.dumps({"step": step, **_finite(values)}) + "\n")
+        self._show(step, values)
+
+    def amend(self, step: int, values: Mapping[str, float]) -> None:
+        """Add metrics to the row of a step that was written without them."""
+        rows = self.read_metrics()
+        for row in rows:
+            if row["step"] == step:
+                row.update(_finite(values))
+        self._rewrite(rows)
+        self._show(step, values)
 
     def rollouts(
         self, name: str, rollouts: Sequence[Rollout], extra: Sequence[Mapping[str, Any]] | None = None
@@ -145,11 +150,19 @@ class RunLog:
         if self._writer is not None:
             self._writer.close()
 
-    def _drop_after(self, step: int) -> None:
-        kept = [row for row in read_jsonl(self.metrics_path) if row["step"] <= step]
+    def _show(self, step: int, values: Mapping[str, float]) -> None:
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+            self._writer.flush()
+
+    def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
         temporary = self.metrics_path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
         temporary.rename(self.metrics_path)
+
+    def _drop_after(self, step: int) -> None:
+        self._rewrite([row for row in self.read_metrics() if row["step"] <= step])
         for path in self.rollouts_dir.glob("*.jsonl"):
             if int(path.stem.rsplit("-", 1)[1]) > step:
                 path.unlink()
@@ -158,6 +171,11 @@ class RunLog:
 def recorded_steps(run: Path) -> list[int]:
     """Steps of which a run recorded the rollouts, in order."""
     return sorted(int(path.stem.rpartition("-")[2]) for path in (run / "rollouts").glob("step-*.jsonl"))
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Sorted by name; what JSON has no number for is None."""
+    return {name: value if math.isfinite(value) else None for name, value in sorted(values.items())}
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
