@@ -21,6 +21,7 @@ from agentgym.config import load_config
 from agentgym.console import Console
 from agentgym.errors import ConfigError, EnvError
 from agentgym.trainer import checkpoint, main
+from agentgym.trainer.cluster import Interrupted
 from agentgym.trainer.config import TrainConfig
 from agentgym.trainer.loop import Trainer
 from agentgym.trainer.tracking import read_jsonl
@@ -140,17 +141,20 @@ def test_resuming_a_finished_run_does_nothing(whole: Path, plugin: Path) -> None
     assert read_jsonl(whole / "metrics.jsonl")[-1]["step"] == 6
 
 
+@pytest.mark.parametrize("where", ["update_actor", "validate"])
 def test_a_request_to_stop_saves_and_a_resume_completes_the_run(
-    whole: Path, plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    def interrupt(self: Trainer, batch: Any) -> dict[str, float]:
-        if self.step + 1 == 3:
+    def interrupt(self: Trainer, *arguments: Any) -> dict[str, float]:
+        if self.step + (where == "update_actor") == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return original(self, batch)
+        if self.stop() and where == "validate":
+            raise Interrupted("while the validation is played")
+        return original(self, *arguments)
 
-    original = Trainer.update_actor
+    original = getattr(Trainer, where)
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "update_actor", interrupt)
+        patch.setattr(Trainer, where, interrupt)
         code, text = train(config(tmp_path, plugin))
     run = tmp_path / "parity-test-tiny-grpo"
     assert code == 130
