@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from agentgym.config import ConfigModel, Names, section, setting
+from agentgym.data.config import FilesConfig, ToolsConfig, provide_dataset
+from agentgym.rewards.config import RewardConfig
 from agentgym.settings import EnvConfig, ModelConfig, RolloutConfig
 
 
@@ -70,6 +72,9 @@ class EvalConfig(ConfigModel):
     rollout: EvalRolloutConfig = section(EvalRolloutConfig, "How episodes are played")
     success: float = setting(1.0, "A rollout with a reward of at least this is solved (pass@k)")
     interval: Literal["t", "bootstrap"] = setting("t", "How confidence intervals are made; both cluster by task")
+    data: FilesConfig = section(FilesConfig, "Files of env=dataset")
+    tools: ToolsConfig = section(ToolsConfig, "Tools of env=dataset")
+    reward: RewardConfig = section(RewardConfig, "Who scores")
     output: Path | None = setting(
         None,
         "Folder for rollouts and report; null: evals/ENV-POLICY from the command line, none from Python",
@@ -81,6 +86,11 @@ class EvalConfig(ConfigModel):
         """Who plays, for a person."""
         model = self.model.path if self.endpoint.url is None else f"{self.model.path} at {self.endpoint.url}"
         return model if self.agent is None else self.agent
+
+    @model_validator(mode="after")
+    def _dataset_has_its_files(self) -> EvalConfig:
+        provide_dataset(self.env, self.data, self.tools)
+        return self
 
     @model_validator(mode="before")
     @classmethod

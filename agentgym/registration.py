@@ -43,6 +43,11 @@ SHIPPED: Mapping[str, Mapping[str, Any]] = {
         "max_turns": 8,
         "description": "bring a counter to a number; teaches tools that keep their state",
     },
+    "dataset": {
+        "entry_point": "agentgym.envs.dataset:DatasetEnv",
+        "max_turns": 16,
+        "description": "rows of parquet, json or jsonl files, with tools and a reward function of your own",
+    },
     "python-math": {
         "entry_point": "agentgym.envs.python_math:PythonMath",
         "max_turns": 12,

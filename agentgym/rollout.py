@@ -37,7 +37,9 @@ class Rollout:
     seed: int | None = None
     """Of the environment's ``reset``."""
     data_source: str = ""
-    """Of the task."""
+    """Of the task; metrics are also told apart by it."""
+    reward_info: Mapping[str, Any] = field(default_factory=dict)
+    """What a reward function gave beside numbers, e.g. the answer it read."""
 
     @property
     def status(self) -> RolloutStatus:

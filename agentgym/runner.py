@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentgym.errors import AgentGymError, EnvError, boundary
 from agentgym.generation import Generator
 from agentgym.loops.base import LoopSampling, make_agent_loop, stamp
+from agentgym.rewards.scorer import Episode, Scorer
 from agentgym.rollout import Rollout
 from agentgym.session import Session, SessionManager
 from agentgym.tokens.output import AgentLoopOutput
@@ -53,25 +54,40 @@ class RolloutRunner:
         generator: the engine.
         renderer: of the model's tokenizer.
         parser: of the model's tool calls.
+        scorer: gives rollouts their reward instead of the environment's terminal score; None: that one stands.
     """
 
     def __init__(
-        self, *, manager: SessionManager, generator: Generator, renderer: Renderer, parser: ToolParser
+        self,
+        *,
+        manager: SessionManager,
+        generator: Generator,
+        renderer: Renderer,
+        parser: ToolParser,
+        scorer: Scorer | None = None,
     ) -> None:
         self.manager = manager
         self.generator = generator
         self.renderer = renderer
         self.parser = parser
+        self.scorer = scorer
 
-    async def run(self, request: RolloutRequest) -> Rollout:
-        """Play the request; once more if the infrastructure failed."""
+    async def run(self, request: RolloutRequest, played: Callable[[], None] | None = None) -> Rollout:
+        """Play the request, once more if the infrastructure failed; then have it scored.
+
+        Args:
+            request: what to play.
+            played: called when nothing more is asked of the engine.
+        """
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            rollout = await self._attempt(request, attempt)
-            if rollout.status is not RolloutStatus.FAILED_INFRA:
+            episode = await self._attempt(request, attempt)
+            if episode.rollout.status is not RolloutStatus.FAILED_INFRA:
                 break
-        return rollout
+        if played is not None:
+            played()
+        return await episode.scored(self.scorer)
 
-    async def _attempt(self, request: RolloutRequest, attempt: int) -> Rollout:
+    async def _attempt(self, request: RolloutRequest, attempt: int) -> Episode:
         start = time.monotonic()
         segments: list[AgentLoopOutput] = []
         session = self.manager.open(
@@ -89,7 +105,7 @@ class RolloutRunner:
             pass  # the session's outcome says what happened; a failure is data
         finally:
             await self.generator.release(request.key)
-        return Rollout(
+        rollout = Rollout(
             env_id=request.env_id,
             task_id=request.task_id,
             group=request.group,
@@ -103,6 +119,7 @@ class RolloutRunner:
             seed=request.seed,
             data_source="" if session.task is None else session.task.data_source,
         )
+        return Episode.of(rollout, session)
 
     async def _play(self, request: RolloutRequest, session: Session) -> list[AgentLoopOutput]:
         name = request.agent_loop
@@ -111,6 +128,8 @@ class RolloutRunner:
         loop = make_agent_loop(name, generator=self.generator, renderer=self.renderer, parser=self.parser)
         if hasattr(session.env, "token_cutter"):
             session.env.token_cutter = self.renderer.cutter
+        if self.scorer is not None:
+            self.scorer.prepare(session)
         with boundary(f"agent loop {name!r}", task_id=request.task_id):
             outputs = await loop.run(request.sampling, session, request.key)
             if not session.done:

@@ -171,6 +171,12 @@ class Session:
             raise SessionError(f"session {self.id} is {self.state} and has no outcome yet; step it until session.done")
         return self._tally.outcome(self.status, self.error)
 
+    @property
+    def terminal_score(self) -> float:
+        """The environment's own score of the episode: what it says itself, else the reward that came at the end."""
+        own: float | None = getattr(self.env, "terminal_score", None)
+        return self._tally.last if own is None else own
+
     async def step(self, action: str | AssistantTurn) -> StepResult:
         """Hand the assistant's turn to the environment.
 
@@ -460,6 +466,7 @@ class Session:
             logger.warning("session %s timed out and could not be scored: %s", self.id, error, exc_info=error)
             self.error = error
             extra = None
+        self._tally.last = extra or 0.0
         if extra is None:
             self._tally.scored = False
         else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, PrivateAttr, field_validator
 
 from agentgym.config import ConfigModel, setting
+from agentgym.errors import ConfigError, did_you_mean
 
 EngineName = Literal["torch", "scripted"]
 
@@ -14,14 +16,23 @@ EngineName = Literal["torch", "scripted"]
 class EnvConfig(ConfigModel):
     """``env=NAME env.KEY=VALUE``: the environment, and keyword arguments of its constructor.
 
-    Every key but the three below goes to the constructor; `agentgym.registration.check_kwargs` checks their names.
+    Every key but those below goes to the constructor; `agentgym.registration.check_kwargs` checks their names.
+    ``env=A,B`` is a mixture: ``env.A.KEY=VALUE`` goes to the constructor of A, ``env.weights.A=2`` draws A twice as
+    often as an environment of weight 1.
     """
 
     model_config = ConfigDict(extra="allow")
 
     chosen_by: ClassVar[str | None] = "name"
 
-    name: str = setting(..., "Registered name of the environment; `agentgym envs` lists them", synonyms=["environment"])
+    name: str = setting(
+        ...,
+        "Registered name of the environment, or several with commas; `agentgym envs` lists them",
+        synonyms=["environment"],
+    )
+    weights: dict[str, float] | None = setting(
+        None, "Of the environments of a mixture, by name; null: all the same", synonyms=["mixture", "env_weights"]
+    )
     max_turns: int | None = setting(
         None,
         "Assistant turns per episode; null: what the environment registered",
@@ -32,10 +43,63 @@ class EnvConfig(ConfigModel):
         None, "Turns of the user simulator per episode; null: what the environment registered", ge=1
     )
 
+    _provided: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)
+
+    @field_validator("weights", mode="after")
+    @classmethod
+    def _weights_are_positive(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value is not None and not all(weight > 0 for weight in value.values()):
+            raise ValueError("expected numbers above 0; leave an environment out of env= instead")
+        return value
+
+    @property
+    def names(self) -> list[str]:
+        """The environments: one, or those of a mixture."""
+        return [name.strip() for name in self.name.split(",") if name.strip()]
+
     @property
     def kwargs(self) -> dict[str, Any]:
-        """The keyword arguments for the environment's constructor."""
-        return dict(self.__pydantic_extra__ or {})
+        """The keyword arguments for the constructor of a single environment."""
+        return {**self._provided.get(self.name, {}), **(self.__pydantic_extra__ or {})}
+
+    def provide(self, name: str, kwargs: Mapping[str, Any]) -> None:
+        """Add constructor arguments of environment ``name`` that other sections of the configuration stand for."""
+        self._provided[name] = dict(kwargs)
+
+    def members(self) -> list[EnvConfig]:
+        """One configuration per environment; just this one where it is no mixture.
+
+        Raises:
+            ConfigError: a key or a weight that belongs to no environment of the mixture.
+        """
+        names = self.names
+        extra = self.__pydantic_extra__ or {}
+        if len(names) == 1:
+            if self.weights is not None:
+                raise ConfigError(f"env.weights={self.weights}: env={self.name} is no mixture; write env=A,B")
+            return [self]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"env={self.name}: expected different names, like env=A,B")
+        for key, value in extra.items():
+            if key not in names or not isinstance(value, dict):
+                raise ConfigError(
+                    f"env.{key}: which environment of the mixture is it for?{did_you_mean(key, names)} "
+                    f"Write env.NAME.KEY=VALUE with one of {', '.join(names)}"
+                )
+        for name in self.weights or {}:
+            if name not in names:
+                raise ConfigError(f"env.weights.{name}: not in env={self.name}.{did_you_mean(name, names)}")
+        limits = {"max_turns": self.max_turns, "max_user_turns": self.max_user_turns}
+        members = []
+        for name in names:
+            member = EnvConfig.model_validate({"name": name, **limits, **extra.get(name, {})})
+            member.provide(name, self._provided.get(name, {}))
+            members.append(member)
+        return members
+
+    def weight(self, name: str) -> float:
+        """How often an environment of the mixture is drawn, relative to the others."""
+        return (self.weights or {}).get(name, 1.0)
 
 
 class ModelConfig(ConfigModel):

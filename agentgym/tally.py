@@ -15,6 +15,8 @@ class Tally:
     """What a session counts and adds up."""
 
     reward: float = 0.0
+    last: float = 0.0
+    """Part of ``reward`` that came at the end of the episode: of its last step, or of the truncation."""
     scored: bool = True
     turns: int = 0
     user_turns: int = 0
@@ -31,6 +33,7 @@ class Tally:
         """Count one step. The keys of ``info`` that count are listed in `Session`."""
         self.reward += reward
         self.turn_rewards.append(reward)
+        self.last = reward
         self.user_turns += sum(message["role"] == "user" for message in observation)
         if not info:
             return
@@ -66,7 +69,7 @@ class Tally:
             tool_errors=self.tool_errors,
             parse_errors=self.parse_errors,
             metrics=dict(self.metrics),
-            error_type=_error_type(error),
+            error_type=error_type(error),
             error=None if error is None else f"{error}\n{trace}".strip(),
         )
 
@@ -80,7 +83,7 @@ def status_of(error: BaseException) -> RolloutStatus:
     return RolloutStatus.FAILED_ENV if isinstance(error, Exception) else RolloutStatus.CANCELLED
 
 
-def _error_type(error: BaseException | None) -> str | None:
+def error_type(error: BaseException | None) -> str | None:
     if error is None:
         return None
     return error.error_type if isinstance(error, EnvError) else type(error).__name__

@@ -103,6 +103,10 @@ class ToolEnv(Env, abstract=True):
     """The live tools of the episode."""
     user: Interaction | None = None
     """The simulated user of the episode."""
+    scored_elsewhere: bool = False
+    """True: somebody else scores the episode; `score` is not called, and what it would give counts 0."""
+    terminal_score: float | None = None
+    """What `score` gave for the episode."""
 
     def __init__(
         self,
@@ -173,6 +177,9 @@ class ToolEnv(Env, abstract=True):
         select_tools(self._offer(), task.tool_selection, where=where)
         read_tools_kwargs(self._offer(), task.tools_kwargs, where=where)
 
+    def check_scoring(self, task: Task) -> None:
+        """Raise `ConfigError` if `score` cannot score the task; asked where no reward manager scores instead."""
+
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
@@ -181,6 +188,7 @@ class ToolEnv(Env, abstract=True):
         self.task = task = await self._choose(options.get("split") or self.split, options.get("task_id"))
         self.check_task(task)
         self._num_errors = self._cut_turns = 0
+        self.terminal_score = None
         sandbox = self._plan_sandbox()
         self.toolbox = Toolbox(
             self._offer(),
@@ -261,6 +269,14 @@ class ToolEnv(Env, abstract=True):
 
     async def _final(self, answer: str, info: Info) -> tuple[float, Info]:
         """Score the episode: the reward, and ``info`` with the components of it."""
+        score, components = (0.0, {}) if self.scored_elsewhere else await self._score(answer)
+        self.terminal_score = score
+        rewards = await self.toolbox.rewards()
+        components |= {f"tool/{name}": float(reward) for name, reward in rewards.items()}
+        reward = score + self.tool_reward_weight * sum(rewards.values())
+        return reward, {**info, "reward_components": components}
+
+    async def _score(self, answer: str) -> tuple[float, dict[str, float]]:
         with boundary(f"score of environment {self.name!r}", task_id=self.task.id):
             if inspect.iscoroutinefunction(self.score):
                 value: Any = await self.score(self.task, answer)
@@ -268,11 +284,7 @@ class ToolEnv(Env, abstract=True):
                 value = await run_in_thread(self.score, self.task, answer)
                 if inspect.isawaitable(value):
                     value = await value
-            score, components = _read_score(value)
-        rewards = await self.toolbox.rewards()
-        components |= {f"tool/{name}": float(reward) for name, reward in rewards.items()}
-        reward = score + self.tool_reward_weight * sum(rewards.values())
-        return reward, {**info, "reward_components": components}
+            return _read_score(value)
 
     # -- helpers ----------------------------------------------------------------------------------------------------
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
 
-from agentgym.errors import AgentGymError, ConfigError, EnvError, boundary, did_you_mean
+from agentgym.errors import ConfigError, EnvError, boundary, did_you_mean
+from agentgym.objects import import_file
 from agentgym.registry import import_target
 from agentgym.tool import BaseTool
 from agentgym.toolbox import select_tools
@@ -66,7 +63,7 @@ def _load_file(path: Path) -> list[BaseTool]:
 
 
 def _load_python(path: Path) -> list[BaseTool]:
-    module = _import_file(path)
+    module = import_file(path, what="tool file")
     found: dict[int, BaseTool] = {}
     for name, value in vars(module).items():
         if isinstance(value, BaseTool) and not name.startswith("_"):
@@ -77,28 +74,6 @@ def _load_python(path: Path) -> list[BaseTool]:
             f"classes are listed in a YAML file."
         )
     return list(found.values())
-
-
-def _import_file(path: Path) -> ModuleType:
-    """Import a file once per process, under a name made of its path."""
-    path = path.resolve()
-    name = f"agentgym_tools_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"tool file {str(path)!r} cannot be imported: expected a name that ends in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up
-    try:
-        with boundary(f"importing tool file {str(path)!r}"):
-            spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        if isinstance(error, AgentGymError):
-            raise ConfigError(str(error)) from error
-        raise
-    return module
 
 
 def _load_yaml(path: Path) -> list[BaseTool]:
@@ -161,7 +136,7 @@ def _find(path: Path, where: str, class_name: str) -> Any:
     if not source.is_file():
         beside = [item.name for item in source.parent.iterdir()] if source.parent.is_dir() else []
         raise ConfigError(f"{where}: file {str(source)!r} does not exist.{did_you_mean(source.name, beside)}")
-    module = _import_file(source)
+    module = import_file(source, what="tool file")
     if not hasattr(module, attribute):
         known = [name for name, value in vars(module).items() if isinstance(value, type | BaseTool)]
         raise ConfigError(f"{where}: {file!r} has no {attribute!r}.{did_you_mean(attribute, known)}")

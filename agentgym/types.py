@@ -141,7 +141,8 @@ class Outcome:
     status: RolloutStatus
     reward: float | None
     """Sum of the step rewards; None where the session could not be scored. Never 0 for a failure."""
-    reward_components: Mapping[str, float] = field(default_factory=dict)
+    reward_components: Mapping[str, float | None] = field(default_factory=dict)
+    """Parts of the score by name; None: this rollout has no value under a name that others of its batch have."""
     turn_rewards: Sequence[float] = ()
     """Reward of each step; the last one includes what a limit that ended the episode added."""
     turn_scores: Sequence[float] = ()

@@ -37,7 +37,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from agentgym.errors import ConfigError
+from agentgym.errors import ConfigError, EnvError
+from agentgym.rewards.scorer import TOKEN_REWARDS
 from agentgym.rollout import Rollout
 from agentgym.tokens.output import AgentLoopOutput
 from agentgym.trainer.algorithms import mask_truncated as clear_truncated
@@ -86,6 +87,9 @@ def make_batch(
     if turn_rewards:
         per_turn = [_rewards_by_turn(*row) if ok else [] for row, ok in zip(rows, valid.tolist(), strict=True)]
         rewards = place_turn_rewards(per_turn, turn_index, mask)
+    for row, (rollout, segment) in enumerate(rows):
+        if TOKEN_REWARDS in segment.extra_fields and valid[row]:
+            rewards[row] = _placed(segment, rollout.task_id, width=mask.shape[1])
     batch: Batch = TensorDict(
         {
             "prompt_ids": _pad([s.prompt_ids for s in segments], torch.int64),
@@ -170,6 +174,23 @@ def add_overlong_penalty(batch: Batch, *, max_length: int, buffer: int, factor: 
     batch["token_level_rewards"] = batch["token_level_rewards"] + penalty
     by_rollout = dict(zip(batch["rollout"].tolist(), row_penalty, strict=True))
     return sum(by_rollout.values()) / len(by_rollout)
+
+
+def _placed(segment: AgentLoopOutput, task_id: str, *, width: int) -> Tensor:
+    """Token rewards as a reward manager placed them. Raises `EnvError` where they do not fit the response."""
+    placed = segment.extra_fields[TOKEN_REWARDS]
+    if len(placed) != len(segment.response_ids):
+        raise EnvError(
+            f"the reward manager's assemble gave {len(placed)} rewards for {len(segment.response_ids)} response tokens",
+            task_id=task_id,
+        )
+    outside = [i for i, (reward, m) in enumerate(zip(placed, segment.response_mask, strict=True)) if reward and not m]
+    if outside:
+        raise EnvError(
+            f"the reward manager's assemble put a reward at position {outside[0]}, which the model did not sample",
+            task_id=task_id,
+        )
+    return torch.tensor([*placed, *[0.0] * (width - len(placed))], dtype=torch.float32)
 
 
 def mask_truncated(batch: Batch) -> Batch:

@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import field_validator, model_validator
 
 from agentgym.config import ConfigModel, Names, section, setting
+from agentgym.data.config import FilesConfig, ToolsConfig, provide_dataset
+from agentgym.rewards.config import RewardConfig
 from agentgym.settings import EnvConfig, ModelConfig, RolloutConfig
 from agentgym.trainer.algorithms.config import AlgorithmConfig
 
@@ -84,7 +86,7 @@ class CriticConfig(ConfigModel):
     )
 
 
-class DataConfig(ConfigModel):
+class DataConfig(FilesConfig):
     """Which tasks, in which order."""
 
     batch_size: int = setting(
@@ -94,6 +96,20 @@ class DataConfig(ConfigModel):
     val_size: int | None = setting(None, "Use only the first tasks of the validation split; null: all", ge=1)
     shuffle: bool = setting(True, "Draw training tasks in a new random order in every epoch")
     seed: int | None = setting(None, "Seed of that order; null: trainer.seed")
+    curriculum: str | None = setting(
+        None, "Instead of shuffling: easy_first, or `file.py:name` of a function (tasks, epoch, rng) -> order"
+    )
+    filter_overlong_prompts: bool = setting(
+        False, "Leave out tasks whose first prompt is longer than rollout.max_prompt_length"
+    )
+    truncation: Literal["end", "error"] = setting(
+        "end", "A longer prompt that is not left out: ends its rollout (end), or is an error at the start (error)"
+    )
+
+    @property
+    def measures_prompts(self) -> bool:
+        """Whether all prompts are rendered at the start."""
+        return self.filter_overlong_prompts or self.truncation == "error"
 
 
 class TrainRolloutConfig(RolloutConfig):
@@ -119,17 +135,6 @@ class TrainRolloutConfig(RolloutConfig):
                 f"cutting the distribution makes the log-probs of training wrong; leave rollout.{info.field_name}={off}"
             )
         return value
-
-
-class RewardConfig(ConfigModel):
-    """``reward=FILE.py:FUNCTION``: replaces the environment's own final score."""
-
-    chosen_by: ClassVar[str | None] = "function"
-
-    function: str | None = setting(
-        None, "`file.py:name` or `module:name` of a compute_score function; null: the environment scores"
-    )
-    kwargs: dict[str, Any] = setting({}, "Keyword arguments passed to that function")
 
 
 class TrainerConfig(ConfigModel):
@@ -247,8 +252,14 @@ class TrainConfig(ConfigModel):
     critic: CriticConfig = section(CriticConfig, "The value model, where the algorithm has one")
     rollout: TrainRolloutConfig = section(TrainRolloutConfig, "How episodes are played")
     data: DataConfig = section(DataConfig, "Which tasks")
+    tools: ToolsConfig = section(ToolsConfig, "Tools of env=dataset")
     reward: RewardConfig = section(RewardConfig, "Who scores")
     trainer: TrainerConfig = section(TrainerConfig, "The run")
+
+    @model_validator(mode="after")
+    def _dataset_has_its_files(self) -> TrainConfig:
+        provide_dataset(self.env, self.data, self.tools)
+        return self
 
     @property
     def needs_critic(self) -> bool:

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from agentgym.errors import ConfigError, InfraError
+from agentgym.rewards.classifier import RewardClassifier
+from agentgym.rewards.model import ModelManager
+from agentgym.rewards.scorer import with_same_components
 from agentgym.rollout import Rollout
 from agentgym.runner import RolloutRequest
 from agentgym.trainer.algorithms import Totals
 from agentgym.trainer.batch import Batch
-from agentgym.trainer.cluster import Cluster, wait
+from agentgym.trainer.cluster import Cluster, Worker, wait
 from agentgym.trainer.config import TrainConfig
 from agentgym.trainer.critic import CriticWorker
 from agentgym.trainer.learner import MiniBatch
@@ -199,6 +202,27 @@ class CriticGroup(ModelGroup):
         self.group.broadcast("load", str(folder))
 
 
+class RewardModelGroup:
+    """The reward model in workers of its own, for ``reward.manager=model``."""
+
+    def __init__(self, cluster: Cluster, manager: ModelManager, *, timeout: float | None = None) -> None:
+        assert manager.model is not None
+        self.group = WorkerGroup(
+            cluster,
+            RewardClassifier,
+            (manager.model, *manager.classifier_options),
+            name="reward_model",
+            ranks=manager.workers,
+            cpus=1.0,
+            timeout=timeout,
+        )
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Handles to give to whoever scores."""
+        return self.group.workers
+
+
 class RolloutGroup:
     """The rollout workers: each has an engine, sessions, and its share of the requests."""
 
@@ -211,16 +235,24 @@ class RolloutGroup:
         Raises:
             Interrupted: ``stop`` became true; open sessions have been released.
         """
-        shares = [list(requests[rank :: self.group.ranks]) for rank in range(self.group.ranks)]
+        places = self._split(requests)
+        shares = [[requests[place] for place in listed] for listed in places]
         try:
             reports: list[RolloutReport] = self.group.scatter("generate", [(share,) for share in shares], stop)
         except BaseException:
             self.cancel()
             raise
         rollouts: list[Rollout | None] = [None] * len(requests)
-        for rank, report in enumerate(reports):
-            rollouts[rank :: self.group.ranks] = report.rollouts
-        return RolloutReport.merge(reports, [r for r in rollouts if r is not None])
+        for listed, report in zip(places, reports, strict=True):
+            for place, rollout in zip(listed, report.rollouts, strict=True):
+                rollouts[place] = rollout
+        return RolloutReport.merge(reports, with_same_components([r for r in rollouts if r is not None]))
+
+    def _split(self, requests: Sequence[RolloutRequest]) -> list[list[int]]:
+        """Places of each worker's requests. A group stays together: it is scored as one, and shares its prompt."""
+        groups = {group: number for number, group in enumerate(dict.fromkeys(request.group for request in requests))}
+        ranks = [groups[request.group] % self.group.ranks for request in requests]
+        return [[place for place, at in enumerate(ranks) if at == rank] for rank in range(self.group.ranks)]
 
     def cancel(self) -> None:
         """Stop what is played and release its sessions."""
@@ -229,11 +261,6 @@ class RolloutGroup:
     def sync_weights(self, weights: dict[str, Tensor], version: int) -> None:
         """Give every engine the weights of the given version; nothing is generated with older ones afterwards."""
         self.group.broadcast("update_weights", self.group.cluster.share(weights), version)
-
-    def task_ids(self, split: str) -> list[str]:
-        """Ids of the environment's tasks of a split, in its order."""
-        ids: list[str] = self.group.workers[0].submit("task_ids", split).result(timeout=120)
-        return ids
 
     def close(self) -> None:
         """End all sessions and the engines."""

@@ -33,6 +33,7 @@ from agentgym.trainer.replay import Replay
 from agentgym.trainer.requests import baseline_requests, training_requests, validation_requests
 from agentgym.trainer.rollout.worker import RolloutReport
 from agentgym.trainer.schedule import learning_rate
+from agentgym.trainer.tasks import TaskRef
 from agentgym.trainer.tracking import GREEDY, STEP, VALIDATION, RunLog
 
 
@@ -45,7 +46,7 @@ class Trainer:
         reference: where a KL to the model before training is asked for.
         critic: where values are asked for.
         sampler: of training tasks.
-        val_task_ids: tasks of validation, played greedily.
+        val_tasks: tasks of validation, played greedily.
         log: the record of the run.
         progress: what a person sees.
         stop: true once the run is asked to stop.
@@ -61,7 +62,7 @@ class Trainer:
         reference: ReferenceGroup | None,
         critic: CriticGroup | None,
         sampler: TaskSampler,
-        val_task_ids: Sequence[str],
+        val_tasks: Sequence[TaskRef],
         log: RunLog,
         progress: Progress,
         stop: Callable[[], bool],
@@ -73,7 +74,7 @@ class Trainer:
         self.reference = reference
         self.critic = critic
         self.sampler = sampler
-        self.val_task_ids = val_task_ids
+        self.val_tasks = val_tasks
         self.log = log
         self.progress = progress
         self.stop = stop
@@ -329,11 +330,11 @@ class Trainer:
 
     def validate(self) -> dict[str, float]:
         """Play the validation tasks greedily with the current weights."""
-        if not self.val_task_ids or isinstance(self.rollout, Replay):
+        if not self.val_tasks or isinstance(self.rollout, Replay):
             return {}
         self.progress.status("validation")
         with self.timed("validation"):
-            report = self.rollout.generate(validation_requests(self.config, self.val_task_ids, self.step), self.stop)
+            report = self.rollout.generate(validation_requests(self.config, self.val_tasks, self.step), self.stop)
         self.check(report)
         self.log.rollouts(VALIDATION.format(self.step), report.rollouts)
         values = metrics.of_validation(report)

@@ -15,14 +15,24 @@ from agentgym import plugins
 from agentgym.config import dump_config, load_config
 from agentgym.console import Console, RunSummary
 from agentgym.errors import ConfigError
+from agentgym.rewards.config import make_reward_manager
+from agentgym.rewards.model import ModelManager
 from agentgym.trainer import checkpoint, tracking
-from agentgym.trainer.cluster import Cluster, InlineCluster, RayCluster
+from agentgym.trainer.cluster import Cluster, InlineCluster, RayCluster, Worker
 from agentgym.trainer.config import TrainConfig
-from agentgym.trainer.data import TaskSampler
-from agentgym.trainer.groups import ActorGroup, CriticGroup, ModelGroup, ReferenceGroup, RolloutGroup
+from agentgym.trainer.data import TaskSampler, load_curriculum
+from agentgym.trainer.groups import (
+    ActorGroup,
+    CriticGroup,
+    ModelGroup,
+    ReferenceGroup,
+    RewardModelGroup,
+    RolloutGroup,
+)
 from agentgym.trainer.loop import Trainer
 from agentgym.trainer.replay import Replay
 from agentgym.trainer.rollout.engines import RolloutSetup
+from agentgym.trainer.tasks import load_tasks
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C; a SIGTERM gives 143."""
@@ -142,6 +152,7 @@ def build(
 ) -> Trainer:
     """Start cluster and workers and put the trainer together; everything is taken down again by ``stack``."""
     tracking.write_environment(folder)
+    train_tasks, val_tasks = load_tasks(config, console.line)
     console.line("starting workers")
     cluster = make_cluster(config)
     stack.callback(cluster.close)
@@ -149,11 +160,19 @@ def build(
     model = config.model if resumed_from is None else config.model.model_copy(update={"path": str(resumed_from)})
     current = config.model_copy(update={"model": model})
     threads = config.trainer.threads
-    setup = RolloutSetup(plugins=config.plugins, env=config.env, model=model, rollout=config.rollout, threads=threads)
     rollout: RolloutGroup | Replay
     if config.trainer.replay is not None:
-        rollout = Replay(Path(config.trainer.replay), config.env)
+        rollout = Replay(Path(config.trainer.replay))
     else:
+        setup = RolloutSetup(
+            plugins=config.plugins,
+            envs=config.env.members(),
+            model=model,
+            rollout=config.rollout,
+            threads=threads,
+            reward=config.reward.shipped(),
+            reward_model=start_reward_model(config, cluster),
+        )
         rollout = RolloutGroup(cluster, setup, timeout=config.trainer.step_timeout)
     stack.callback(rollout.close)
     actor = ActorGroup(cluster, current)
@@ -162,9 +181,13 @@ def build(
     groups: tuple[ModelGroup | None, ...] = (actor, reference, critic)
     for group in filter(None, groups):
         group.ready()
-    train_ids, val_ids = limited_task_ids(config, rollout)
     sampler = TaskSampler(
-        train_ids, batch_size=config.data.batch_size, seed=config.data_seed, shuffle=config.data.shuffle
+        train_tasks,
+        batch_size=config.data.batch_size,
+        seed=config.data_seed,
+        shuffle=config.data.shuffle,
+        weights=config.env.weight,
+        curriculum=load_curriculum(config.data.curriculum),
     )
     resume_step = None
     if config.trainer.resume is not None:
@@ -174,7 +197,7 @@ def build(
     log.vocabulary(vocabulary := actor.vocabulary())
     if isinstance(rollout, Replay):
         rollout.check(vocabulary)
-    total_steps = config.num_steps(len(train_ids))
+    total_steps = config.num_steps(len(train_tasks))
     progress = stack.enter_context(console.progress(total_steps, done=max(0, resume_step or 0)))
     trainer = Trainer(
         config,
@@ -183,7 +206,7 @@ def build(
         reference=reference,
         critic=critic,
         sampler=sampler,
-        val_task_ids=val_ids,
+        val_tasks=val_tasks,
         log=log,
         progress=progress,
         stop=stop,
@@ -192,6 +215,14 @@ def build(
     if resumed_from is not None:
         trainer.resume(resumed_from)
     return trainer
+
+
+def start_reward_model(config: TrainConfig, cluster: Cluster) -> list[Worker]:
+    """Workers that hold the reward model, where one is configured."""
+    manager = make_reward_manager(config.reward, max_response_length=config.rollout.max_response_length)
+    if not isinstance(manager, ModelManager) or manager.model is None:
+        return []
+    return RewardModelGroup(cluster, manager, timeout=config.trainer.step_timeout).workers
 
 
 def make_cluster(config: TrainConfig) -> Cluster:
@@ -203,11 +234,6 @@ def make_cluster(config: TrainConfig) -> Cluster:
     workers = config.trainer.workers * models + 1
     threads = config.trainer.threads if config.trainer.threads is not None else cpus
     return RayCluster(cpus=max(cpus, workers), threads=threads, plugins=plugins.loaded())
-
-
-def limited_task_ids(config: TrainConfig, rollout: RolloutGroup | Replay) -> tuple[list[str], list[str]]:
-    """Training and validation tasks as ``data.train_size`` and ``data.val_size`` limit them."""
-    return rollout.task_ids("train")[: config.data.train_size], rollout.task_ids("validation")[: config.data.val_size]
 
 
 def summarise(trainer: Trainer, folder: Path, seconds: float) -> RunSummary:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import resource
+import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ def of_rollouts(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "reward/mean": mean(rewards),
         "reward/std": float(np.std(rewards)) if rewards else 0.0,
         "reward/group_std": mean(group_stds(scored)),
+        "reward/length_correlation": length_correlation(scored),
         "response_length/mean": mean(sum(s.num_model_tokens for s in r.segments) for r in played),
         "prompt_length/mean": mean(len(r.segments[0].prompt_ids) for r in played),
         "turns/mean": mean(r.outcome.num_turns for r in played),
@@ -37,19 +39,60 @@ def of_rollouts(rollouts: Sequence[Rollout]) -> dict[str, float]:
     kinds = Counter(r.outcome.error_type for r in rollouts if r.outcome.error_type is not None)
     values |= {f"errors/{kind}": float(n) for kind, n in kinds.items()}
     for name in sorted({name for r in scored for name in r.outcome.reward_components}):
-        values[f"reward/component/{name}"] = mean(
-            r.outcome.reward_components[name] for r in scored if name in r.outcome.reward_components
-        )
+        present = [r.outcome.reward_components.get(name) for r in scored]
+        values[f"reward/component/{name}"] = mean(value for value in present if value is not None)
+    for source, rows in _by(scored, lambda r: r.data_source).items():
+        values[f"reward/source/{source}"] = mean(_rewards(rows))
+    return values | of_environments(rollouts)
+
+
+def of_environments(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What the environments of a mixture did, each by itself; nothing where there is one."""
+    by_env = _by(rollouts, lambda r: r.env_id)
+    if len(by_env) < 2:
+        return {}
+    values: dict[str, float] = {}
+    for name, rows in by_env.items():
+        played = [r for r in rows if r.segments]
+        values |= {
+            f"env/{name}/rollouts": float(len(rows)),
+            f"env/{name}/reward_mean": mean(_rewards(rows)),
+            f"env/{name}/response_length_mean": mean(sum(s.num_model_tokens for s in r.segments) for r in played),
+            f"env/{name}/turns_mean": mean(r.outcome.num_turns for r in played),
+            f"env/{name}/truncated": float(sum(r.status.truncated for r in rows)),
+            f"env/{name}/failed": float(sum(r.status.failed for r in rows)),
+        }
     return values
+
+
+def length_correlation(rollouts: Sequence[Rollout]) -> float:
+    """Pearson correlation of reward and model tokens over the scored rollouts; 0.0 where one of them is constant."""
+    scored = [r for r in rollouts if r.reward is not None]
+    rewards, lengths = _rewards(scored), [sum(s.num_model_tokens for s in r.segments) for r in scored]
+    if len(set(rewards)) < 2 or len(set(lengths)) < 2:
+        return 0.0
+    return statistics.correlation(rewards, lengths)
+
+
+def _rewards(rollouts: Iterable[Rollout]) -> list[float]:
+    return [r.reward for r in rollouts if r.reward is not None]
+
+
+def _by(rollouts: Iterable[Rollout], key: Callable[[Rollout], str]) -> dict[str, list[Rollout]]:
+    """Rollouts by a name, in the order of the names; those without one are left out."""
+    found: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        if key(rollout):
+            found.setdefault(key(rollout), []).append(rollout)
+    return dict(sorted(found.items()))
 
 
 def of_validation(report: RolloutReport) -> dict[str, float]:
     """Metrics of a validation, all under ``val/``."""
     values = of_rollouts(report.rollouts)
-    solved = [r.reward >= 1.0 for r in report.rollouts if r.reward is not None]
     return {
         "val/reward_mean": values["reward/mean"],
-        "val/pass@1": mean(solved),
+        "val/pass@1": solved(report.rollouts),
         "val/tool_calls": values["tool/calls"],
         "val/tool_errors": values["tool/errors"],
         "val/parse_errors": values["parse/errors"],
@@ -57,7 +100,23 @@ def of_validation(report: RolloutReport) -> dict[str, float]:
         "val/truncated": values["rollout/truncated"],
         "val/failed": values["rollout/failed"],
         "val/sessions_live": float(report.sessions_live),
+        **_by_name(report.rollouts, lambda r: r.env_id, prefix="val"),
+        **_by_name(report.rollouts, lambda r: r.data_source, prefix="val/source"),
     }
+
+
+def solved(rollouts: Iterable[Rollout]) -> float:
+    """Share of the scored rollouts with a reward of at least 1."""
+    return mean(reward >= 1.0 for reward in _rewards(rollouts))
+
+
+def _by_name(rollouts: Sequence[Rollout], key: Callable[[Rollout], str], *, prefix: str) -> dict[str, float]:
+    """Validation reward for each of several environments or sources; nothing where there is one."""
+    found = _by(rollouts, key)
+    if len(found) < 2:
+        return {}
+    means = {f"{prefix}/{name}/reward_mean": mean(_rewards(rows)) for name, rows in found.items()}
+    return means | {f"{prefix}/{name}/pass@1": solved(rows) for name, rows in found.items()}
 
 
 def of_step(

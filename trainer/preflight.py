@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,13 @@ from agentgym.agents import BUILT_IN, load_agent, needs_endpoint
 from agentgym.errors import ConfigError, EnvError, RegistrationError, UnknownName, boundary, did_you_mean
 from agentgym.loops import ExternalLoop, agent_loops
 from agentgym.loops.base import find_agent_loop
+from agentgym.rewards.config import RewardConfig, make_reward_manager
 from agentgym.settings import EnvConfig, ModelConfig, RolloutConfig
 from agentgym.tokens import get_parser
 from agentgym.tool_env import ToolEnv
 from agentgym.trainer.algorithms.registry import ADVANTAGES, POLICY_LOSSES
 from agentgym.trainer.config import TrainConfig
+from agentgym.trainer.data import load_curriculum
 from agentgym.trainer.model_files import TOKENIZER_FILES, check_tokenizer_files, check_weight_files
 from agentgym.trainer.model_path import resolve_model_path
 from agentgym.trainer.models import shipped_models
@@ -73,23 +76,27 @@ def check_run(config: TrainConfig) -> RunCheck:
             batch, a model folder without what it takes.
     """
     check_names(config.plugins, config.env, config.rollout)
+    members = config.env.members()
     if config.trainer.cluster == "ray":
-        registration.check_shippable(registration.spec(config.env.name))
+        for member in members:
+            registration.check_shippable(registration.spec(member.name))
     check_algorithm(config)
+    load_curriculum(config.data.curriculum)
+    check_reward(config.reward, config.rollout)
     model = check_model(config.model, config.rollout)
     check_run_dir(config.trainer.run_dir)
-    env = make_env(config.env)
-    try:
-        train, val = (split_tasks(env, config.env.name, split) for split in SPLITS)
-    finally:
-        env.close()
-    train_tasks = len(train[: config.data.train_size])
+    train_tasks = val_tasks = total = 0
+    for member in members:
+        train, val = check_tasks(member, SPLITS, scored_by_env=not config.reward.active)
+        total += len(train)
+        train_tasks += len(train[: config.data.train_size])
+        val_tasks += len(val[: config.data.val_size])
     if config.trainer.replay is not None:
         check_replay(config.trainer.replay, config.num_steps(train_tasks), baselines=config.algo.needs_baselines)
-    check_batch(config, train_tasks, total=len(train))
+    check_batch(config, train_tasks, total=total)
     return RunCheck(
         train_tasks=train_tasks,
-        val_tasks=len(val[: config.data.val_size]),
+        val_tasks=val_tasks,
         steps=config.num_steps(train_tasks),
         model=model,
     )
@@ -98,12 +105,17 @@ def check_run(config: TrainConfig) -> RunCheck:
 def check_evaluation(config: EvalConfig) -> None:
     """The same for an evaluation. Raises `ConfigError`."""
     check_names(config.plugins, config.env, config.rollout)
+    if len(config.env.members()) > 1:
+        raise ConfigError(
+            f"env={config.env.name}: an evaluation takes one environment at a time: env={config.env.names[0]}"
+        )
+    check_reward(config.reward, config.rollout)
     agent = None if config.agent in (None, *BUILT_IN) else load_agent(str(config.agent))
     if config.endpoint.url is None and (config.agent is None or (agent is not None and needs_endpoint(agent))):
         check_model(config.model, config.rollout)
+    [tasks] = check_tasks(config.env, [config.split], scored_by_env=not config.reward.active)
     env = make_env(config.env)
     try:
-        tasks = split_tasks(env, config.env.name, config.split)
         if config.agent == "oracle":
             with boundary(f"oracle of environment {config.env.name!r}", task_id=tasks[0].id):
                 env.oracle(tasks[0])
@@ -114,7 +126,8 @@ def check_evaluation(config: EvalConfig) -> None:
 def check_names(plugin_list: Sequence[str], env: EnvConfig, rollout: RolloutConfig) -> None:
     """Import the plugins, then look up the environment, its arguments, the agent loop and the parser."""
     plugins.load(list(plugin_list))
-    check_env_choice(env)
+    for member in env.members():
+        check_env_choice(member)
     chosen = rollout.agent_loop if isinstance(rollout.agent_loop, str) else rollout.agent_loop.get("name")
     if isinstance(chosen, str) and chosen not in agent_loops:
         raise _unknown("rollout.agent_loop", chosen, agent_loops.names())
@@ -151,14 +164,24 @@ def check_algorithm(config: TrainConfig) -> None:
         raise _unknown("algo.advantage", algo.advantage, ADVANTAGES.names())
     if algo.policy_loss not in POLICY_LOSSES:
         raise _unknown("algo.policy_loss", algo.policy_loss, POLICY_LOSSES.names())
-    for setting in _unbuilt_settings(config):
-        raise ConfigError(f"{setting}: this version does not do that yet. Leave the setting out")
 
 
-def _unbuilt_settings(config: TrainConfig) -> Iterator[str]:
-    """Settings that the fit loop would ignore; nothing is ignored silently."""
-    if config.reward.function is not None:
-        yield f"reward.function={config.reward.function}"
+def check_reward(reward: RewardConfig, rollout: RolloutConfig) -> None:
+    """The reward manager can be made: function, options and arguments are what they must be."""
+    make_reward_manager(reward, max_response_length=rollout.max_response_length)
+
+
+def check_tasks(env: EnvConfig, splits: Sequence[str], *, scored_by_env: bool) -> list[Sequence[Task]]:
+    """The tasks of the splits, checked; also that the environment can score them where nobody else does."""
+    made = make_env(env)
+    try:
+        found = [split_tasks(made, env.name, split) for split in splits]
+        if scored_by_env and isinstance(made, ToolEnv):
+            for task in itertools.chain.from_iterable(found):
+                made.check_scoring(task)
+    finally:
+        made.close()
+    return found
 
 
 def check_replay(run: str, steps: int, *, baselines: bool) -> None:

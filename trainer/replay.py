@@ -10,14 +10,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from agentgym import registration
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.rollout import Rollout
-from agentgym.settings import EnvConfig
 from agentgym.trainer.model import Vocabulary
 from agentgym.trainer.played import Played
 from agentgym.trainer.rollout.worker import RolloutReport
@@ -29,12 +26,10 @@ class Replay:
 
     Args:
         run: folder of the recorded run.
-        env: environment of this run; only its task ids are asked for.
     """
 
-    def __init__(self, run: Path, env: EnvConfig) -> None:
+    def __init__(self, run: Path) -> None:
         self.run = run
-        self.env = env
         self.vocabulary: Vocabulary | None = None
 
     def check(self, vocabulary: Vocabulary) -> None:
@@ -80,14 +75,6 @@ class Replay:
                 f"{path}: holds token id {highest}, but the model's tokenizer has {self.vocabulary.size} tokens; "
                 f"replay with the model of that run"
             )
-
-    def task_ids(self, split: str) -> list[str]:
-        """Ids of the environment's tasks of a split, in its order."""
-        env: Any = registration.make(self.env.name, **self.env.kwargs)
-        try:
-            return [task.id for task in env.unwrapped.tasks(split)]
-        finally:
-            env.close()
 
     def sync_weights(self, weights: dict[str, Tensor], version: int) -> None:
         """There is no engine to keep up to date."""

@@ -9,6 +9,7 @@ from agentgym.runner import RolloutRequest
 from agentgym.settings import EnvConfig, RolloutConfig
 from agentgym.trainer.config import TrainConfig
 from agentgym.trainer.data import Draw
+from agentgym.trainer.tasks import TaskRef
 
 
 def loop_sampling(settings: RolloutConfig, *, seed: int | None, greedy: bool = False) -> LoopSampling:
@@ -56,11 +57,12 @@ def request(
 def training_requests(config: TrainConfig, draws: Sequence[Draw], step: int) -> list[RolloutRequest]:
     """``rollout.n`` samples of each draw, ordered by (draw, sample)."""
     seed = config.trainer.seed
+    envs = {member.name: member for member in config.env.members()}
     return [
         request(
-            config.env,
+            envs[draw.env],
             config.rollout,
-            key=f"{step}/{draw.group}/{sample}",
+            key=f"{step}/{draw.env}/{draw.group}/{sample}",
             task_id=draw.task_id,
             group=draw.group,
             sample=sample,
@@ -76,11 +78,12 @@ def training_requests(config: TrainConfig, draws: Sequence[Draw], step: int) -> 
 
 def baseline_requests(config: TrainConfig, draws: Sequence[Draw], step: int) -> list[RolloutRequest]:
     """Each draw once more, greedily: the episode whose score is the baseline of its samples."""
+    envs = {member.name: member for member in config.env.members()}
     return [
         request(
-            config.env,
+            envs[draw.env],
             config.rollout,
-            key=f"{step}/{draw.group}/greedy",
+            key=f"{step}/{draw.env}/{draw.group}/greedy",
             task_id=draw.task_id,
             group=draw.group,
             sample=config.rollout.n,
@@ -92,19 +95,20 @@ def baseline_requests(config: TrainConfig, draws: Sequence[Draw], step: int) -> 
     ]
 
 
-def validation_requests(config: TrainConfig, task_ids: Sequence[str], step: int) -> list[RolloutRequest]:
+def validation_requests(config: TrainConfig, tasks: Sequence[TaskRef], step: int) -> list[RolloutRequest]:
     """Each validation task once, greedily; the same environment seeds at every validation."""
+    envs = {member.name: member for member in config.env.members()}
     return [
         request(
-            config.env,
+            envs[task.env],
             config.rollout,
-            key=f"{step}/validation/{task_id}",
-            task_id=task_id,
-            group=task_id,
+            key=f"{step}/validation/{task.env}/{task.task_id}",
+            task_id=task.task_id,
+            group=task.task_id if len(envs) == 1 else f"{task.env}/{task.task_id}",
             sample=0,
             split="validation",
-            env_seed=derive_seed("validation", task_id) % 2**31,
+            env_seed=derive_seed("validation", task.task_id) % 2**31,
             sampling=loop_sampling(config.rollout, seed=None, greedy=True),
         )
-        for task_id in task_ids
+        for task in tasks
     ]

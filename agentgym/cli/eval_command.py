@@ -10,6 +10,7 @@ from typing import Any
 
 from agentgym.config import Layer, dump_config, load_config, read_yaml
 from agentgym.console import Console
+from agentgym.data.config import FilesConfig
 from agentgym.errors import ConfigError
 from agentgym.evaluation_config import EvalConfig
 
@@ -98,9 +99,13 @@ def settings_of_run(run: Path, *, env: str | None) -> list[Layer]:
     if not file.is_file():
         return []
     trained = read_yaml(file)
-    data: dict[str, Any] = {key: trained[key] for key in ("plugins", "env", "rollout") if key in trained}
+    shared = ("plugins", "env", "rollout", "data", "tools", "reward")
+    data: dict[str, Any] = {key: trained[key] for key in shared if key in trained}
     if env is not None and env != data["env"]["name"]:
-        del data["env"]
+        for key in ("env", "data", "tools", "reward"):
+            data.pop(key, None)
+    if "data" in data:
+        data["data"] = {key: value for key, value in data["data"].items() if key in FilesConfig.model_fields}
     data["rollout"] = {key: value for key, value in data["rollout"].items() if key not in SAMPLING}
     data["model"] = {"dtype": trained["model"]["dtype"]}
     return [Layer(str(file), data)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentgym.config import ConfigModel, Names, load_config, section, setting
 from agentgym.console import Console
-from agentgym.settings import EnvConfig, ModelConfig, RolloutConfig
+from agentgym.settings import ModelConfig, RolloutConfig
 
 
 class ProxyConfig(ConfigModel):
@@ -54,9 +54,7 @@ async def serve(config: ProxyConfig, console: Console, ready: Callable[[str], No
 
     # Requests come when they come: there is no batch whose order could be kept.
     rollout = config.rollout.model_copy(update={"deterministic": False})
-    setup = RolloutSetup(
-        plugins=config.plugins, env=EnvConfig(name="proxy"), model=config.model, rollout=rollout, threads=config.threads
-    )
+    setup = RolloutSetup(plugins=config.plugins, envs=(), model=config.model, rollout=rollout, threads=config.threads)
     tokenizer = load_tokenizer(config.model.path, revision=config.model.revision)
     renderer = Renderer(tokenizer, template_kwargs=rollout.template_kwargs)
     engine = make_engine(setup, tokenizer)

@@ -14,6 +14,8 @@ from agentgym.evaluation.endpoint import EndpointAgent, EndpointRefused, api_key
 from agentgym.evaluation.rows import Key
 from agentgym.evaluation_config import EvalConfig
 from agentgym.loops.base import derive_seed
+from agentgym.rewards.config import make_scorer
+from agentgym.rewards.scorer import Episode, Scorer
 from agentgym.rollout import Rollout
 from agentgym.runner import MAX_ATTEMPTS
 from agentgym.session import Session, SessionManager
@@ -72,20 +74,27 @@ def external_loop(agent: str | None) -> dict[str, Any]:
 
 async def _play_sessions(config: EvalConfig, todo: Sequence[Key], act: Act, finished: Finished) -> None:
     settings = config.rollout
-    async with SessionManager(
-        settings.session_limit,
-        open_timeout=settings.open_timeout,
-        step_timeout=settings.step_timeout,
-        session_timeout=settings.session_timeout,
-        close_timeout=settings.close_timeout,
-    ) as manager:
+    async with (
+        SessionManager(
+            settings.session_limit,
+            open_timeout=settings.open_timeout,
+            step_timeout=settings.step_timeout,
+            session_timeout=settings.session_timeout,
+            close_timeout=settings.close_timeout,
+        ) as manager,
+        AsyncExitStack() as stack,
+    ):
+        scorer = make_scorer(config.reward, max_response_length=settings.max_response_length)
+        if scorer is not None:
+            stack.push_async_callback(scorer.aclose)
+            scorer.expect(task_id for task_id, _ in todo)
 
         async def one(key: Key) -> None:
             for attempt in range(1, MAX_ATTEMPTS + 1):
-                rollout = await _attempt(config, manager, key, act, attempt)
-                if rollout.status is not RolloutStatus.FAILED_INFRA:
+                episode = await _attempt(config, manager, key, act, attempt, scorer)
+                if episode.rollout.status is not RolloutStatus.FAILED_INFRA:
                     break
-            finished(rollout)
+            finished(await episode.scored(scorer))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -96,7 +105,9 @@ async def _play_sessions(config: EvalConfig, todo: Sequence[Key], act: Act, fini
             raise errors.exceptions[0] from None
 
 
-async def _attempt(config: EvalConfig, manager: SessionManager, key: Key, act: Act, attempt: int) -> Rollout:
+async def _attempt(
+    config: EvalConfig, manager: SessionManager, key: Key, act: Act, attempt: int, scorer: Scorer | None
+) -> Episode:
     task_id, sample = key
     start = time.monotonic()
     metrics: dict[str, float] = {}
@@ -110,13 +121,15 @@ async def _attempt(config: EvalConfig, manager: SessionManager, key: Key, act: A
     )
     try:
         async with session:
+            if scorer is not None:
+                scorer.prepare(session)
             await act(session, metrics)
     except EndpointRefused:
         raise
     except AgentGymError:
         if session.status is None:
             raise
-    return Rollout(
+    rollout = Rollout(
         env_id=config.env.name,
         task_id=task_id,
         group=task_id,
@@ -130,6 +143,7 @@ async def _attempt(config: EvalConfig, manager: SessionManager, key: Key, act: A
         seed=env_seed(config, task_id),
         data_source="" if session.task is None else session.task.data_source,
     )
+    return Episode.of(rollout, session)
 
 
 async def _play_model(config: EvalConfig, todo: Sequence[Key], finished: Finished) -> None:
@@ -139,7 +153,12 @@ async def _play_model(config: EvalConfig, todo: Sequence[Key], finished: Finishe
     from agentgym.trainer.rollout.worker import RolloutWorker
 
     setup = RolloutSetup(
-        plugins=config.plugins, env=config.env, model=config.model, rollout=config.rollout, threads=config.threads
+        plugins=config.plugins,
+        envs=config.env.members(),
+        model=config.model,
+        rollout=config.rollout,
+        threads=config.threads,
+        reward=config.reward.shipped(),
     )
     worker = RolloutWorker(0, setup)
     requests = [

@@ -48,7 +48,7 @@ class AgentLoopOutput:
     spans: Sequence[Span]
     reward: float | None = None
     """Of the whole rollout, the same in each of its segments; None: not scored."""
-    reward_components: Mapping[str, float] = field(default_factory=dict)
+    reward_components: Mapping[str, float | None] = field(default_factory=dict)
     turn_scores: Sequence[float] = ()
     tool_rewards: Sequence[float] = ()
     num_turns: int = 0

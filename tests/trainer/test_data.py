@@ -6,12 +6,13 @@ import pytest
 
 from agentgym.errors import ConfigError
 from agentgym.trainer.data import TaskSampler
+from agentgym.trainer.tasks import TaskRef
 
 IDS = [f"t{i}" for i in range(6)]
 
 
 def sampler(batch_size: int = 2, seed: int = 0, shuffle: bool = True) -> TaskSampler:
-    return TaskSampler(IDS, batch_size=batch_size, seed=seed, shuffle=shuffle)
+    return TaskSampler([TaskRef(env="e", task_id=id) for id in IDS], batch_size=batch_size, seed=seed, shuffle=shuffle)
 
 
 def test_each_task_comes_once_per_epoch_in_another_order() -> None:

@@ -67,7 +67,7 @@ def test_a_checked_run_says_what_it_amounts_to(model: Path) -> None:
         (["algo.advantage=grop"], ["algo.advantage=grop", "'grpo'", "rloo"]),
         (["algo.policy_loss=vanila"], ["algo.policy_loss=vanila", "'vanilla'"]),
         (["trainer.replay=nowhere"], ["trainer.replay=nowhere", "no run with rollouts", "step-000001.jsonl"]),
-        (["reward=score.py:f"], ["reward.function=score.py:f"]),
+        (["reward=score.py:f"], ["reward.path", "score.py"]),
         (["plugins=no_such_module"], ["no_such_module"]),
         (["plugins=no/such/file.py"], ["no/such/file.py"]),
         (["trainer.name=../up"], ["trainer.name", "'../up'", "trainer.run_dir"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -12,7 +12,9 @@ from torch import Tensor
 from agentgym import registration
 from agentgym.errors import ConfigError, did_you_mean
 from agentgym.generation import Generator
+from agentgym.rewards.config import RewardConfig
 from agentgym.settings import EnvConfig, ModelConfig, RolloutConfig
+from agentgym.trainer.cluster import Worker
 from agentgym.trainer.model import load_causal_lm
 from agentgym.trainer.rollout.scripted import ScriptedEngine, oracle_player
 from agentgym.trainer.rollout.torch_engine import TorchEngine
@@ -44,11 +46,15 @@ class RolloutSetup:
     """What training and evaluation tell a rollout worker."""
 
     plugins: Sequence[str]
-    env: EnvConfig
+    envs: Sequence[EnvConfig]
+    """One, or those of a mixture."""
     model: ModelConfig
     rollout: RolloutConfig
     threads: int | None
     """CPU threads of the engine; None: all cores."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    reward_model: Sequence[Worker] = ()
+    """Workers that hold the reward model; empty: it is loaded where it is needed."""
 
 
 def make_engine(setup: RolloutSetup, tokenizer: Any) -> Engine:
@@ -65,8 +71,10 @@ def make_engine(setup: RolloutSetup, tokenizer: Any) -> Engine:
             num_threads=threads,
         )
     if settings.engine == "scripted":
-        env: Any = registration.make(setup.env.name, **setup.env.kwargs)
-        return ScriptedEngine(oracle_player(env.unwrapped, settings.parser, tokenizer), tokenizer=tokenizer)
+        made: list[Any] = [registration.make(env.name, **env.kwargs) for env in setup.envs]
+        return ScriptedEngine(
+            oracle_player([env.unwrapped for env in made], settings.parser, tokenizer), tokenizer=tokenizer
+        )
     raise ConfigError(
         f"rollout.engine={settings.engine!r} is not available.{did_you_mean(settings.engine, ENGINES)} "
         f"Known: {', '.join(ENGINES)}"

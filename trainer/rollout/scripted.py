@@ -99,18 +99,19 @@ def texts(by_session: Mapping[str, Sequence[str]]) -> Script:
     return script
 
 
-def oracle_player(env: Env, parser: str, tokenizer: Any) -> Script:
-    """A script that plays what ``env.oracle`` answers, written in the format of the tool parser ``parser``.
+def oracle_player(envs: Sequence[Env], parser: str, tokenizer: Any) -> Script:
+    """A script that plays what the environments' ``oracle`` answers, written in the format of tool parser ``parser``.
 
-    The task is found by its prompt: the longest prompt of the environment's tasks that the session's first prompt
+    The task is found by its prompt: the longest prompt of the environments' tasks that the session's first prompt
     contains. Raises `ConfigError` where that is no task, or several with different answers, or the oracle has no
     further turn.
     """
     write = get_parser(parser).render
-    tasks: dict[str, list[Task]] = {}
-    for split in ("train", "validation"):
-        for task in env.tasks(split):
-            tasks.setdefault(_prompt_text(task), []).append(task)
+    tasks: dict[str, list[tuple[Env, Task]]] = {}
+    for env in envs:
+        for split in ("train", "validation"):
+            for task in env.tasks(split):
+                tasks.setdefault(_prompt_text(task), []).append((env, task))
     longest_first = sorted(tasks, key=len, reverse=True)
     unplayed: dict[str, list[str]] = {}
 
@@ -118,7 +119,7 @@ def oracle_player(env: Env, parser: str, tokenizer: Any) -> Script:
         if turn == 0:
             text = tokenizer.decode(prompt_ids)
             found = next((tasks[prompt] for prompt in longest_first if prompt in text), [])
-            shown = [[write(answer) for answer in env.oracle(task)] for task in found]
+            shown = [[write(answer) for answer in env.oracle(task)] for env, task in found]
             if not shown or any(other != shown[0] for other in shown):
                 raise ConfigError(
                     f"session {session_id!r} shows the prompt of {len(found)} tasks; the oracle needs one, or the same "

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from agentgym import plugins, registration
+from agentgym import plugins
+from agentgym.rewards.config import make_scorer
+from agentgym.rewards.model import ModelManager
+from agentgym.rewards.scorer import Scorer
 from agentgym.rollout import Rollout
 from agentgym.runner import RolloutRequest, RolloutRunner
 from agentgym.sandbox import close_sandboxes
 from agentgym.session import SessionManager
 from agentgym.tokens import Renderer, get_parser
+from agentgym.trainer.cluster import Worker
 from agentgym.trainer.model import load_tokenizer
 from agentgym.trainer.rollout.engines import Engine, RolloutSetup, make_engine
 
@@ -58,6 +62,19 @@ def relax_garbage_collection() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
+def connect_reward_model(scorer: Scorer, workers: Sequence[Worker]) -> None:
+    """Let the manager ``model`` score with these workers, in turn."""
+    manager = scorer.manager
+    if isinstance(manager, ModelManager):
+        turns = itertools.cycle(workers)
+
+        async def classify(pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+            scores: Sequence[float] = await asyncio.wrap_future(next(turns).submit("score", list(pairs)))
+            return scores
+
+        manager.connect(classify)
+
+
 class RolloutWorker:
     """Plays requests concurrently on one event loop, the engine computing in a thread of its own.
 
@@ -86,7 +103,12 @@ class RolloutWorker:
             generator=self.engine,
             renderer=self.renderer,
             parser=get_parser(settings.parser),
+            scorer=make_scorer(
+                setup.reward, max_response_length=settings.max_response_length, decode=self.renderer.decode
+            ),
         )
+        if setup.reward_model and self.runner.scorer is not None:
+            connect_reward_model(self.runner.scorer, setup.reward_model)
         self._tasks: set[asyncio.Task[Rollout]] = set()
         relax_garbage_collection()
 
@@ -95,6 +117,8 @@ class RolloutWorker:
     ) -> RolloutReport:
         """Play all requests; rollouts in the order of the requests. ``finished`` is told of each as it ends."""
         before, engine_before = self.manager.stats(), self.engine.stats()
+        if self.runner.scorer is not None:
+            self.runner.scorer.expect(request.group for request in requests)
         self.engine.begin_batch([request.key for request in requests], self.setup.rollout.session_limit)
         tasks = [asyncio.create_task(self._play(request, finished)) for request in requests]
         self._tasks.update(tasks)
@@ -113,7 +137,7 @@ class RolloutWorker:
 
     async def _play(self, request: RolloutRequest, finished: Callable[[Rollout], None] | None) -> Rollout:
         try:
-            rollout = await self.runner.run(request)
+            rollout = await self.runner.run(request, lambda: self.engine.finish(request.key))
         finally:
             self.engine.finish(request.key)
         if finished is not None:
@@ -127,22 +151,18 @@ class RolloutWorker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.difference_update(tasks)
+        if self.runner.scorer is not None:
+            self.runner.scorer.forget()
 
     async def update_weights(self, weights: dict[str, Tensor], version: int) -> None:
         """Load new weights between requests."""
         await self.engine.update_weights(weights, version)
-
-    async def task_ids(self, split: str) -> list[str]:
-        """Ids of the environment's tasks of a split, in its order."""
-        env: Any = registration.make(self.setup.env.name, **self.setup.env.kwargs)
-        try:
-            return [task.id for task in env.unwrapped.tasks(split)]
-        finally:
-            env.close()
 
     async def close(self) -> None:
         """Cancel, close the session manager, stop the engine."""
         await self.cancel()
         await self.manager.aclose()
         await close_sandboxes()
+        if self.runner.scorer is not None:
+            await self.runner.scorer.aclose()
         await self.engine.aclose()

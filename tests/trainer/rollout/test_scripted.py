@@ -72,7 +72,7 @@ class Sums(Env):
 
 
 async def test_the_oracle_plays_the_task_whose_prompt_is_shown(tokenizer: Any) -> None:
-    engine = ScriptedEngine(oracle_player(Sums(), "hermes", tokenizer), tokenizer=tokenizer)
+    engine = ScriptedEngine(oracle_player([Sums()], "hermes", tokenizer), tokenizer=tokenizer)
     for prompt, name in (("user: What is 1+1?", "short"), ("user: What is 1+1?5 ", "long")):
         ids = tokenizer.encode(prompt)
         turns = [await engine.generate(ids, SamplingParams(max_tokens=200), name) for _ in range(2)]
