@@ -12,6 +12,7 @@ import functools
 import importlib.resources
 import json
 import logging
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -58,8 +59,14 @@ def worker_command(python: str = "python3") -> list[str]:
 
 @functools.cache
 def worker_source() -> bytes:
-    """The worker, as it is sent."""
-    return importlib.resources.files("agentgym.tools.sandbox").joinpath("worker.py").read_bytes()
+    """The worker as one text, as it is sent: its files without what they import of each other."""
+    folder = importlib.resources.files("agentgym.tools.sandbox") / "inside"
+    texts = ["from __future__ import annotations\n"]
+    for name in ("system", "files", "python_session", "interpreters", "worker"):
+        text = folder.joinpath(f"{name}.py").read_text(encoding="utf-8")
+        text = text.replace("from __future__ import annotations\n", "")
+        texts.append(re.sub(r"^from agentgym\.\S+ import (\([^)]*\)|.*)$", "", text, flags=re.MULTILINE))
+    return "\n".join(texts).encode()
 
 
 _compiled: dict[tuple[str, str | None], bytes] = {}
