@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -25,8 +26,8 @@ from agentgym.tools.sandbox.client import SandboxClient
 
 logger = logging.getLogger(__name__)
 
-MAX_LAUNCHES = 4
-"""Sandboxes of the refill that start at the same time."""
+MAX_LAUNCHES = 2 * len(os.sched_getaffinity(0))
+"""Sandboxes that start at the same time: more would only make all of them late."""
 RETRY_DELAYS = (0.1, 1.0, 5.0, 30.0)
 """Seconds that the refill waits after failures in a row."""
 
@@ -151,8 +152,8 @@ class SandboxPool:
         missing = len(self._waiting) - len(self._launches)
         if self._failures == 0:
             spare = self.config.pool_size - len(self._ready) + len(self._waiting) - len(self._launches)
-            missing = max(missing, min(spare, MAX_LAUNCHES - len(self._launches)))
-        for _ in range(missing):
+            missing = max(missing, spare)
+        for _ in range(min(missing, MAX_LAUNCHES - len(self._launches))):
             task = asyncio.create_task(self._launch(), name="start a sandbox")
             self._launches.add(task)
             task.add_done_callback(self._launches.discard)

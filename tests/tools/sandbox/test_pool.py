@@ -15,7 +15,14 @@ import pytest
 from agentgym.errors import ConfigError, InfraError, SessionClosed, ToolError
 from agentgym.sandbox import Channel, LazySandbox, SandboxConfig, sandbox_backends
 from agentgym.sandbox_labels import ENVIRONMENT_KEY, FOLDER_PREFIX, Labels, Owner
-from agentgym.tools.sandbox.pool import PooledSandbox, SandboxPool, close_shared_pools, shared_pool, shared_stats
+from agentgym.tools.sandbox.pool import (
+    MAX_LAUNCHES,
+    PooledSandbox,
+    SandboxPool,
+    close_shared_pools,
+    shared_pool,
+    shared_stats,
+)
 from agentgym.tools.sandbox.process import ProcessBackend
 
 
@@ -109,6 +116,17 @@ async def test_the_limit_is_never_exceeded() -> None:  # D10
     assert peak == 2
     await pool.aclose()
     assert pool.stats().opened == pool.stats().closed
+
+
+async def test_a_crowd_is_started_a_few_at_a_time() -> None:
+    backend = Moody(*["slow"] * 100)
+    pool = SandboxPool(config(), backend)
+    crowd = [asyncio.create_task(pool.open()) for _ in range(MAX_LAUNCHES + 3)]
+    await asyncio.sleep(0.05)
+    assert backend.begun == MAX_LAUNCHES
+    assert len({sandbox.id for sandbox in await asyncio.gather(*crowd)}) == len(crowd)
+    await pool.aclose()
+    assert pool.stats().opened == pool.stats().closed == len(crowd)
 
 
 async def test_ready_sandboxes_are_replaced_in_the_background() -> None:

@@ -105,13 +105,17 @@ async def test_episodes_do_not_see_each_other(manager: SessionManager, kwargs: M
 
 
 async def test_a_cancelled_session_leaves_no_sandbox(manager: SessionManager, kwargs: Mapping[str, Any]) -> None:
+    begun = asyncio.Event()
+
     async def play() -> None:
         async with manager.open(SPEC, env_kwargs=kwargs) as session:
             await call(session, "python", code="x = 1")
+            begun.set()
             await call(session, "bash", command="sleep 60")
 
     task = asyncio.create_task(play())
-    await asyncio.sleep(0.6)
+    await asyncio.wait_for(begun.wait(), 60)
+    await asyncio.sleep(0.3)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

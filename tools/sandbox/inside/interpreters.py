@@ -9,7 +9,17 @@ import socket
 import struct
 
 from agentgym.tools.sandbox.inside.python_session import serve_python
-from agentgym.tools.sandbox.inside.system import CHUNK, Capture, Settings, clean_environment
+from agentgym.tools.sandbox.inside.system import (
+    CHUNK,
+    Capture,
+    Settings,
+    clean_environment,
+    freeze,
+    ignores,
+    kill,
+    parent_of,
+    send,
+)
 
 INLINE_BASH = 2048
 """Bytes of bash code that fit into a line of a pipe, however many of them are escaped."""
@@ -61,8 +71,11 @@ class Interpreter:
         """(ok, exit code) if the child has said that the call is over, else None."""
         raise NotImplementedError
 
-    def interrupt(self) -> None:
-        """Ask the code to stop; the interpreter survives."""
+    def interrupt(self, others: list[int]) -> None:
+        """Ask the code to stop; the interpreter survives.
+
+        ``others`` are the session's other processes, parents first.
+        """
         raise NotImplementedError
 
     def drain(self, capture: Capture) -> bool:
@@ -125,7 +138,7 @@ class PythonInterpreter(Interpreter):
         kind, self.inbox = self.inbox[-1:], b""
         return kind == b"k", None
 
-    def interrupt(self) -> None:
+    def interrupt(self, others: list[int]) -> None:
         os.kill(self.pid, signal.SIGINT)
 
 
@@ -180,8 +193,19 @@ class BashInterpreter(Interpreter):
                 return status == b"0", int(status)
         return None
 
-    def interrupt(self) -> None:
-        os.killpg(self.pid, signal.SIGINT)
+    def interrupt(self, others: list[int]) -> None:
+        """As Ctrl-C does: bash and what it waits for. What runs in the background, which bash has made ignore
+        interrupts, is killed, and so is what belongs to neither."""
+        for pid in others:
+            freeze(pid)  # or a shell in the background goes on with its next command
+        waited = [pid for pid in others if parent_of(pid) == self.pid and not ignores(pid, signal.SIGINT)]
+        for pid in others:
+            if pid not in waited:
+                kill(pid)
+        os.kill(self.pid, signal.SIGINT)
+        for pid in waited:
+            send(pid, signal.SIGINT)
+            send(pid, signal.SIGCONT)
         self.write_line(b"builtin printf '%d:130\\n' >&8" % self.number)
 
     def write_line(self, line: bytes) -> None:
@@ -232,5 +256,5 @@ class Program(Interpreter):
     def reply(self) -> tuple[bool, int | None] | None:
         return None  # it ends when it ends
 
-    def interrupt(self) -> None:
+    def interrupt(self, others: list[int]) -> None:
         os.killpg(self.pid, signal.SIGKILL)

@@ -55,11 +55,27 @@ def set_limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def freeze(pid: int) -> None:
+def send(pid: int, number: int) -> None:
     try:
-        os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, number)
     except OSError:
         pass
+
+
+def freeze(pid: int) -> None:
+    send(pid, signal.SIGSTOP)
+
+
+def ignores(pid: int, number: int) -> bool:
+    """Whether the process ignores the signal."""
+    try:
+        with open("/proc/%d/status" % pid, "rb") as file:
+            for line in file:
+                if line.startswith(b"SigIgn:"):
+                    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    except OSError:
+        pass
+    return False
 
 
 def kill(pid: int) -> bool:

@@ -89,9 +89,9 @@ class Worker:
     # -- processes -----------------------------------------------------------------------------------------------
 
     def others(self) -> list[int]:
-        """Pids of the session's processes, apart from this one and the interpreters."""
+        """Pids of the session's processes apart from this one and the interpreters, parents first."""
         known = {interpreter.pid for interpreter in self.interpreters.values()}
-        return [pid for pid in self.members() if pid not in known]
+        return sorted((pid for pid in self.members() if pid not in known), key=birth_of)
 
     def members(self) -> list[int]:
         """Pids of all processes of this sandbox but this one; in a pid namespace of its own simply all there are."""
@@ -118,8 +118,8 @@ class Worker:
     def kill_others(self) -> None:
         """Kill everything but the interpreters; those too if the rest multiplies faster than it dies."""
         for _ in range(50):
-            # Parents first, or a shell goes on with its next command when the one it waits for is stopped or killed.
-            pids = sorted(self.others(), key=birth_of)
+            # Parents first, or a shell goes on with its next command when the one it waits for is gone.
+            pids = self.others()
             for pid in pids:
                 freeze(pid)
             alive = [pid for pid in pids if kill(pid)]
@@ -239,7 +239,7 @@ class Worker:
             kill(run.interpreter.pid)
             return
         try:
-            run.interpreter.interrupt()
+            run.interpreter.interrupt(self.others())
         except ProcessLookupError:
             pass
 
