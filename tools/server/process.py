@@ -1,7 +1,5 @@
 """A tool server as a child process, reached over a unix socket and ended with its owner.
 
-    python -m agentgym.tools.server.process      started by `ServerProcess`, never by hand
-
 The owner writes one line of JSON (`ChildSettings`) to the child's standard input and keeps that pipe open: when it is
 closed, in whatever way the owner ends, the child releases its sessions and ends too. The child answers with one line:
 ``{"ready": true}``, or ``{"error": "..."}``.
@@ -9,7 +7,6 @@ closed, in whatever way the owner ends, the child releases its sessions and ends
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import secrets
@@ -27,13 +24,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from agentgym.errors import AgentGymError, ConfigError, InfraError
-from agentgym.sandbox import read_sandbox_config
-from agentgym.tool_files import load_tools
+from agentgym.errors import ConfigError, InfraError
 from agentgym.tool_threads import run_in_thread
-from agentgym.tools.server.app import ToolServer
 from agentgym.tools.server.client import Endpoint
-from agentgym.tools.serving import Address, Service, listens, until_signal
+from agentgym.tools.server.container import FOLDER, container_command
+from agentgym.tools.serving import listens
 
 START_TIMEOUT = 60.0
 """Seconds for the start: a busy machine, and tools that import a lot."""
@@ -58,10 +53,21 @@ class ServerProcess:
     Args:
         files: tool files.
         sandbox: settings of the sandboxes of its sessions; None: none.
+        container: run it in a Docker container without a network.
+        image: of the container; None: see `agentgym.tools.server.container`.
     """
 
-    def __init__(self, files: Sequence[Path], *, sandbox: dict[str, Any] | str | None = None) -> None:
-        self._name = f"process of {', '.join(map(str, files))}"
+    def __init__(
+        self,
+        files: Sequence[Path],
+        *,
+        sandbox: dict[str, Any] | str | None = None,
+        container: bool = False,
+        image: str | None = None,
+    ) -> None:
+        self._name = f"{'container' if container else 'process'} of {', '.join(map(str, files))}"
+        self._container = container
+        self._image = image
         self._files = [str(path.resolve()) for path in files]
         self._sandbox = sandbox
         self._lock = threading.Lock()
@@ -107,16 +113,24 @@ class ServerProcess:
         remove_stale_folders()
         folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         socket, token = folder / "socket", secrets.token_urlsafe(32)
+        command, inside = [sys.executable, "-m", "agentgym.tools.server.child"], str(socket)
+        if self._container:
+            try:
+                command = container_command(folder, self._files, image=self._image)
+            except ConfigError:
+                shutil.rmtree(folder)
+                raise
+            inside = f"{FOLDER}/socket"
         # A session of its own: Ctrl-C is for the owner, which needs the server for its releases.
         process = subprocess.Popen(
-            [sys.executable, "-m", "agentgym.tools.server.process"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
         self._process, self._endpoint = process, Endpoint(f"unix:{socket}", token)
         self._stop = weakref.finalize(self, _stop, process, folder)
-        settings = ChildSettings(files=self._files, socket=str(socket), token=token, sandbox=self._sandbox)
+        settings = ChildSettings(files=self._files, socket=inside, token=token, sandbox=self._sandbox)
         try:
             answer = _ask(process, settings.model_dump_json())
         except BaseException:
@@ -175,57 +189,3 @@ def remove_stale_folders() -> None:
             continue  # removed by its owner meanwhile
         if dead:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-# -- in the child ------------------------------------------------------------------------------------------------------
-
-
-def main() -> int:
-    """Serve until the owner closes standard input, or SIGTERM."""
-    # Tools get an empty standard input and write to standard error: both channels belong to the owner.
-    channel, answers = os.dup(0), os.fdopen(os.dup(1), "w", encoding="utf-8")
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
-    commands = os.fdopen(channel, "rb", buffering=0)
-    line = commands.readline()
-    if not line:
-        return 1
-    settings = ChildSettings.model_validate_json(line)
-    folder = Path(settings.socket).parent
-    try:
-        tools = load_tools(*settings.files)
-        server = ToolServer(tools, token=settings.token, sandbox=read_sandbox_config(settings.sandbox))
-        asyncio.run(_serve(server, Path(settings.socket), commands, answers))
-    except AgentGymError as error:
-        _answer(answers, {"error": str(error)})
-        return 2
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return 0
-
-
-async def _serve(server: ToolServer, socket: Path, commands: Any, answers: Any) -> None:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), commands)
-    owner = asyncio.ensure_future(reader.read())
-    try:
-        async with Service(server.app, Address(unix=socket)):
-            _answer(answers, {"ready": True})
-            await until_signal(owner)
-    finally:
-        owner.cancel()
-        transport.close()
-
-
-def _answer(answers: Any, value: dict[str, Any]) -> None:
-    try:
-        answers.write(json.dumps(value) + "\n")
-        answers.close()
-    except OSError:
-        return  # the owner is gone, which the other channel says too
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,17 @@ from agentgym.types import ToolCall
 
 TOKEN = "the-token"
 FILE = Path(__file__).with_name("served_tools.py")
+
+
+@pytest.fixture(autouse=True)
+def temp_folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A temp folder of its own, with a name that is short enough for sockets."""
+    tmp_path_factory.getbasetemp()  # pytest's own stays where it is
+    folder = tempfile.mkdtemp(prefix="agt-")
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    monkeypatch.setenv("TMPDIR", folder)
+    yield
+    shutil.rmtree(folder)
 
 
 async def tools_of(url: str, **options: Any) -> list[BaseTool]:
@@ -336,7 +349,7 @@ async def test_no_server_another_server_and_a_wrong_token_are_told_before_anythi
         ("process", {}, "no files"),
         ("http://127.0.0.1:1", {"files": ["a.py"]}, "files and sandbox are for 'process'"),
         ("http://127.0.0.1:1", {}, "AGENTGYM_TOOLS_TOKEN"),
-        ("process", {"files": ["/nowhere/tools.py"]}, "does not exist"),
+        ("process", {"files": ["/nowhere/tools.py"]}, "is not there"),
     ],
 )
 def test_wrong_addresses_are_named(
@@ -351,17 +364,15 @@ def test_wrong_addresses_are_named(
 
 
 @pytest.fixture
-def process() -> Any:
+def process(temp_folder: None) -> Any:
     """The server process of the served tools, ended after the test."""
-    found = _process((FILE.resolve(),), "").locator
+    found = _process((FILE.resolve(),), "", False, None).locator
     assert isinstance(found, ServerProcess)
     yield found
     found.close()
 
 
 def folders() -> set[Path]:
-    import tempfile
-
     return set(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"))
 
 
@@ -436,9 +447,6 @@ def test_the_process_ends_with_its_owner_however_that_ends(number: signal.Signal
 
 
 def test_folders_of_servers_that_were_killed_are_removed_and_those_of_living_ones_kept(tmp_path: Path) -> None:
-    import shutil
-    import tempfile
-
     dead = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     living = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     starting = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
@@ -486,7 +494,7 @@ async def test_in_a_tool_file(tmp_path: Path, process: ServerProcess, serve: Any
         ("server: http://127.0.0.1:1\n    token_file: nowhere", "nowhere' cannot be read"),
         ("server: http://127.0.0.1:1\n    tokenenv: A", "'token_env'"),
         ("server: [1]", "server"),
-        ("server: process\n    files: [none.py]", "does not exist"),
+        ("server: process\n    files: [none.py]", "is not there"),
     ],
 )
 def test_wrong_entries_say_what_is_wrong(tmp_path: Path, entry: str, words: str) -> None:

@@ -44,7 +44,7 @@ class Remote(ToolEnv):
 @pytest.fixture
 def process() -> Iterator[ServerProcess]:
     agentgym.register("remote-tools-test", Remote, max_turns=4, override=True)
-    found = _process((FILE.resolve(),), "").locator
+    found = _process((FILE.resolve(),), "", False, None).locator
     assert isinstance(found, ServerProcess)
     found.start()
     yield found
