@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentgym.cli.signals import sigterm_interrupts
 from agentgym.config import Layer, dump_config, load_config, read_yaml
 from agentgym.console import Console
 from agentgym.data.config import FilesConfig
@@ -35,12 +35,8 @@ def eval_command(overrides: Sequence[str], files: Sequence[Path], *, resume: boo
 
     folder = config.output if config.output is not None else default_folder(config, resume=resume)
     console = Console()
-    # A SIGTERM is an interruption like Ctrl-C: sessions are released, what was played is kept.
-    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    try:
+    with sigterm_interrupts():
         report = evaluate(config.model_copy(update={"output": folder}), console, resume=resume)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     for line in report.lines():
         console.line(line)
     console.line(f"\n{folder}/report.html shows it with plots; agentgym compare {folder} OTHER puts two side by side")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentgym.cli.signals import sigterm_interrupts
 from agentgym.config import ConfigModel, Names, load_config, section, setting
 from agentgym.console import Console
 from agentgym.settings import ModelConfig, RolloutConfig
@@ -37,7 +37,7 @@ def proxy_command(overrides: Sequence[str], files: Sequence[Path]) -> int:
     config = load_config(ProxyConfig, overrides=overrides, files=files)
     plugins.load(config.plugins)
     check_model(config.model, config.rollout)
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), sigterm_interrupts():
         asyncio.run(serve(config, Console()))
     return 0
 
@@ -74,7 +74,6 @@ async def serve(config: ProxyConfig, console: Console, ready: Callable[[str], No
         console.line(f"session {session.key} ended: {session.recorder.turns} requests, reward {session.reward}")
 
     server = ProxyServer(model=config.model.path, make_recorder=make_recorder, ended=ended)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
     try:
         async with server.serve(config.host, config.port) as url:
             for line in greeting(url, config):

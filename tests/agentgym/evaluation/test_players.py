@@ -153,7 +153,7 @@ def test_an_interruption_keeps_what_was_played(source: Path, tmp_path: Path) -> 
 
 
 def test_other_settings_are_not_mixed_in(source: Path, tmp_path: Path) -> None:
-    run(source, "text", "tasks=2", f"output={tmp_path}/out")
+    run(source, "text", "tasks=2", f"output={tmp_path}/out", "rollout.temperature=1")
     with pytest.raises(ConfigError, match="agent="):
         run(source, "steps", f"output={tmp_path}/out", resume=True)
     assert run(source, "text", "tasks=3", "n=2", f"output={tmp_path}/out", resume=True).samples == 6
