@@ -269,19 +269,20 @@ class ToolEnv(Env, abstract=True):
 
     async def _final(self, answer: str, info: Info) -> tuple[float, Info]:
         """Score the episode: the reward, and ``info`` with the components of it."""
-        score, components = (0.0, {}) if self.scored_elsewhere else await self._score(answer)
+        score, components = (0.0, {}) if self.scored_elsewhere else await self.score_answer(self.task, answer)
         self.terminal_score = score
         rewards = await self.toolbox.rewards()
         components |= {f"tool/{name}": float(reward) for name, reward in rewards.items()}
         reward = score + self.tool_reward_weight * sum(rewards.values())
         return reward, {**info, "reward_components": components}
 
-    async def _score(self, answer: str) -> tuple[float, dict[str, float]]:
-        with boundary(f"score of environment {self.name!r}", task_id=self.task.id):
+    async def score_answer(self, task: Task, answer: str) -> tuple[float, dict[str, float]]:
+        """What `score` gives for an answer, and its components. Raises `EnvError` where that fails."""
+        with boundary(f"score of environment {self.name!r}", task_id=task.id):
             if inspect.iscoroutinefunction(self.score):
-                value: Any = await self.score(self.task, answer)
+                value: Any = await self.score(task, answer)
             else:
-                value = await run_in_thread(self.score, self.task, answer)
+                value = await run_in_thread(self.score, task, answer)
                 if inspect.isawaitable(value):
                     value = await value
             return _read_score(value)

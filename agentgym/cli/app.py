@@ -112,6 +112,36 @@ def evaluate(
 
 
 @app.command()
+def score(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Rollouts: a jsonl file, or the folder of an evaluation or a run.")
+    ],
+    overrides: Overrides = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Step the recorded turns through the environment and compare its answers.")
+    ] = False,
+) -> None:
+    """Score recorded rollouts again, without a model.
+
+    FILE holds rollouts as agentgym writes them, or plain message logs: a line each, {"messages": [...]} in OpenAI's
+    form, with "task_id" (or "ground_truth" and what else the reward takes) beside it.
+
+    \b
+    reward=my_reward.py            your compute_score(data_source, solution_str, ground_truth, extra_info)
+    env=NAME                       the environment's own score; default: the environment that was recorded
+    output=FOLDER                  write the rollouts with their new rewards, for `agentgym compare`
+
+    With --replay nothing is scored anew: the recorded turns are stepped through a fresh session, and the first place
+    where the environment answers or rewards differently is named. Exit code 1 if there is one.
+
+    Example: agentgym score evals/calculator-math-tiny reward=my_reward.py
+    """
+    from agentgym.cli.score_command import score_command
+
+    raise typer.Exit(score_command(path, overrides or [], replay=replay))
+
+
+@app.command()
 def view(
     path: Annotated[
         Path, typer.Argument(metavar="FILE", help="Rollouts: a jsonl file, or the folder of an evaluation or a run.")

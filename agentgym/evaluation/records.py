@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from agentgym.config import Layer, read_yaml
 from agentgym.errors import ConfigError
 from agentgym.evaluation.results import ROLLOUTS, complete_lines
@@ -66,15 +68,26 @@ def rollout_files(path: Path) -> list[Path]:
     return found
 
 
-def settings_beside(path: Path, known: Mapping[str, Any]) -> list[Layer]:
-    """The settings, of those that are ``known``, under which the rollouts were played, if they are there."""
+def settings_beside(path: Path, sections: Mapping[str, type[BaseModel] | None]) -> list[Layer]:
+    """The settings under which the rollouts were played, if they are there.
+
+    Args:
+        path: of the rollouts.
+        sections: top-level keys that are wanted; of one with a model only that model's keys.
+    """
     folders = [path, path.parent, path.parent.parent] if path.is_file() else [path]
-    for folder in folders:
-        file = folder / "config.yaml"
-        if file.is_file():
-            recorded = read_yaml(file)
-            return [Layer(str(file), {key: value for key, value in recorded.items() if key in known})]
-    return []
+    file = next((folder / "config.yaml" for folder in folders if (folder / "config.yaml").is_file()), None)
+    if file is None:
+        return []
+    recorded = read_yaml(file)
+    data = {
+        name: recorded[name]
+        if model is None
+        else {key: value for key, value in recorded[name].items() if key in model.model_fields}
+        for name, model in sections.items()
+        if name in recorded
+    }
+    return [Layer(str(file), data)]
 
 
 def _read(data: Any, place: str, number: int) -> Record:

@@ -247,7 +247,9 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
     _, out, _ = cli(capsys, "--help")
     commands = [line.split()[0] for line in out.partition("Commands:\n")[2].splitlines()]
     assert commands[:2] == ["train", "eval"]  # what a newcomer looks for stands first
-    assert {"view", "compare", "proxy", "envs", "check", "play", "smoke", "serve-tools", "bench"} <= set(commands)
+    assert {"score", "view", "compare", "proxy", "envs", "check", "play", "smoke", "serve-tools", "bench"} <= set(
+        commands
+    )
     groups = {"config", "sandbox"}  # of commands that have examples of their own
     for command in [*([name] for name in commands if name not in groups), ["config", "train"], ["config", "eval"]]:
         code, out, _ = cli(capsys, *command, "--help")
