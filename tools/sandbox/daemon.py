@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 import threading
@@ -51,6 +52,7 @@ class Daemon:
 
         with self._lock:
             if self._client is None:
+                _try_socket()
                 self._client = docker.from_env(timeout=_CALL_TIMEOUT)
             return self._client
 
@@ -212,6 +214,19 @@ class Daemon:
         except NotFound:
             return True
         return False
+
+
+def _try_socket() -> None:
+    """Raise `OSError` if nobody listens at the daemon's socket, in clearer words than the ``docker`` package has."""
+    from docker.utils import parse_host
+
+    kind, _, path = parse_host(os.environ.get("DOCKER_HOST")).partition("://")
+    if kind == "http+unix":
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(f"/{path.lstrip('/')}")
+            except OSError as error:
+                raise OSError(error.errno, f"{error.strerror}: {path}") from error
 
 
 def _continue_unless(stop: threading.Event, name: str) -> None:
