@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, PrivateAttr, field_validator
 
-from agentgym.config import ConfigModel, setting
+from agentgym.config import ConfigModel, section, setting
 from agentgym.errors import ConfigError, did_you_mean
 
-EngineName = Literal["torch", "scripted"]
+EngineName = Literal["torch", "vllm", "scripted"]
 
 
 class EnvConfig(ConfigModel):
@@ -118,8 +118,56 @@ class ModelConfig(ConfigModel):
     )
 
 
+class VllmConfig(ConfigModel):
+    """``rollout.vllm.KEY=VALUE``: settings of ``rollout=vllm`` alone."""
+
+    engines: int | None = setting(
+        None,
+        "vLLM engines that share the requests; null: as many as the GPUs hold, 1 on the CPU",
+        ge=1,
+        synonyms=["num_engines", "vllm_num_engines", "data_parallel_size", "num_replicas"],
+    )
+    tensor_parallel: int = setting(
+        1,
+        "GPUs (processes on the CPU) that share the model of one engine",
+        ge=1,
+        synonyms=["tensor_parallel_size", "tensor_model_parallel_size", "tp"],
+    )
+    colocate: bool = setting(
+        True, "Engines take turns with the trainer on the same GPUs; false: they have GPUs of their own"
+    )
+    gpu_memory: float | None = setting(
+        None,
+        "Share of a GPU's memory that an engine may use; null: 0.9, or 0.5 where it shares the GPU with the trainer",
+        gt=0.0,
+        le=1.0,
+        synonyms=["gpu_memory_utilization", "mem_fraction_static"],
+    )
+    kv_cache_gb: float | None = setting(
+        None,
+        "GiB for keys and values of one engine; null: what is left of gpu_memory, on the CPU what "
+        "rollout.max_slots sequences need",
+        gt=0.0,
+        synonyms=["kv_cache_memory"],
+    )
+    max_batched_tokens: int | None = setting(
+        None, "Most tokens of one forward pass; null: automatic", ge=1, synonyms=["max_num_batched_tokens"]
+    )
+    eager: bool | None = setting(
+        None,
+        "Run without CUDA graphs and compilation: starts sooner, generates slower; null: on for the CPU",
+        synonyms=["enforce_eager"],
+    )
+    request_timeout: float = setting(600.0, "Seconds for one turn of the model", gt=0.0)
+    start_timeout: float = setting(600.0, "Seconds for an engine to start and load the model", gt=0.0)
+    health_every: float = setting(10.0, "Seconds between health checks of an engine", gt=0.0)
+    log_level: Literal["error", "warning", "info", "debug"] = setting(
+        "error", "What vLLM logs; under Ray it goes to Ray's log files"
+    )
+
+
 class RolloutConfig(ConfigModel):
-    """``rollout=torch|scripted``: how episodes are played and tokens are sampled."""
+    """``rollout=torch|vllm|scripted``: how episodes are played and tokens are sampled."""
 
     chosen_by: ClassVar[str | None] = "engine"
 
@@ -155,6 +203,7 @@ class RolloutConfig(ConfigModel):
     deterministic: bool | None = setting(
         None, "Same tokens in every run of the same seed, at some cost; null: on for the CPU"
     )
+    vllm: VllmConfig = section(VllmConfig, "Settings of the vllm engine")
     session_limit: int = setting(256, "Sessions that are open at the same time", ge=1)
     open_timeout: float = setting(60.0, "Seconds to open a session", gt=0)
     step_timeout: float = setting(120.0, "Seconds for one step of an environment, tool calls included", gt=0)

@@ -1,4 +1,4 @@
-"""Tokens per second of the `torch` engine on multi-turn sessions, beside Hugging Face ``generate`` on the same."""
+"""The `torch` engine on multi-turn sessions, beside vLLM (where it is installed) and Hugging Face ``generate``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import asyncio
 import copy
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from agentgym.generation import SamplingParams
+from agentgym.generation import Generator, SamplingParams
+from agentgym.settings import VllmConfig
 from agentgym.trainer.rollout.torch_engine import TorchEngine
+from agentgym.trainer.rollout.vllm_engine import EngineOptions, VllmEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +46,9 @@ class RolloutWorkload:
         turns = self.turns * (self.turn_tokens + self.result_tokens[1])
         return self.system_tokens + self.question_tokens[1] + turns
 
-    def prompts(self, vocabulary: int) -> list[list[int]]:
-        """The first prompt of each session."""
-        rng = np.random.default_rng(self.seed)
+    def prompts(self, vocabulary: int, number: int = 0) -> list[list[int]]:
+        """The first prompt of each session; others for another number."""
+        rng = np.random.default_rng([self.seed, number])
         system = rng.integers(0, vocabulary, self.system_tokens).tolist()
         questions = [
             rng.integers(0, vocabulary, rng.integers(*self.question_tokens)).tolist()
@@ -60,14 +63,42 @@ class RolloutWorkload:
         return ids
 
 
-Sample = Callable[[list[list[int]], int], Awaitable[list[list[int]]]]
-"""One turn of all sessions: histories and turn number in, the new tokens of each out."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One session's part of a turn."""
+
+    ids: list[int]
+    seconds: float
+    """From the request of all sessions to this answer."""
+    cached: int = 0
+    """Tokens of the history that were not computed again."""
+
+
+Sample = Callable[[list[list[int]], int, int], Awaitable[list[Answer]]]
+"""One turn of all sessions: histories, turn number and new tokens in, an answer of each out."""
+
+
+@dataclass(slots=True)
+class Pass:
+    """One time through the workload."""
+
+    seconds: list[float]
+    """Of each turn, from the first request to the last answer of all sessions."""
+    first_token: float
+    """Mean seconds to a single token after the last turn, all sessions at once."""
+    cached: list[float]
+    """Of each turn: share of the tokens of all histories that were not computed again."""
 
 
 def bench_rollout(
-    model: Any, *, workload: RolloutWorkload | None = None, passes: int = 5, num_threads: int | None = None
+    model: Any,
+    *,
+    workload: RolloutWorkload | None = None,
+    passes: int = 5,
+    num_threads: int | None = None,
+    vllm_folder: str | None = None,
 ) -> dict[str, Any]:
-    """Play the workload with the engine and with ``generate``, in alternating passes, after one to warm up.
+    """Play the workload with each engine and with ``generate``, in alternating passes, after one to warm up.
 
     ``generate`` gets the whole history of each session, left-padded, at every turn, at the same temperature of 1, and
     is not asked for log-probs. Times are medians over the passes; compare the ratios, not the speeds.
@@ -76,78 +107,100 @@ def bench_rollout(
         model: a causal LM of transformers; it is not changed.
         workload: what is played; None: the default.
         passes: measured passes of each side.
-        num_threads: intra-op threads of both; None: torch's setting.
+        num_threads: intra-op threads of each; None: torch's setting.
+        vllm_folder: the same model as a folder with a tokenizer, for vLLM on the CPU; None: without vLLM.
 
     Returns:
-        ``rows``: one dict per engine and kind of turn with ``engine``, ``turns`` ("first", "later"), ``tokens_per_s``
-        (new tokens), ``seconds``; ``ratio``: engine over ``generate`` for "first", "later" and "all"; ``workload``.
+        ``rows``: one dict per engine and kind of turn with ``engine``, ``turns`` ("first", "later", "all"),
+        ``tokens_per_s`` (new tokens), ``seconds``, ``cache_hits`` (share of the histories' tokens that were not
+        computed again) and, for "all", ``first_token_s``; ``ratio``: how many times as fast as ``generate`` the `torch`
+        engine is, for each kind; ``ratio_vllm``: the same over vLLM; ``workload``.
     """
     workload = workload if workload is not None else RolloutWorkload()
     threads = num_threads if num_threads is not None else torch.get_num_threads()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        times = asyncio.run(_measure(model, workload, passes, threads))
+        measured = asyncio.run(_measure(model, workload, passes, threads, vllm_folder))
     finally:
         torch.set_num_threads(before)
-    return _report(workload, times)
+    return _report(workload, measured)
 
 
-async def _measure(model: Any, workload: RolloutWorkload, passes: int, threads: int) -> dict[str, list[list[float]]]:
-    engine = TorchEngine(
-        copy.deepcopy(model), max_slots=workload.sessions, max_length=workload.max_length, num_threads=threads
-    )
+async def _measure(
+    model: Any, workload: RolloutWorkload, passes: int, threads: int, vllm_folder: str | None
+) -> dict[str, list[Pass]]:
     vocabulary = int(model.config.vocab_size)
-    reference = copy.deepcopy(model).to(engine.device).eval()
-    times: dict[str, list[list[float]]] = {"torch": [], "generate": []}
-    try:
+    async with AsyncExitStack() as stack:
+        engine = TorchEngine(
+            copy.deepcopy(model), max_slots=workload.sessions, max_length=workload.max_length + 1, num_threads=threads
+        )
+        stack.push_async_callback(engine.aclose)
+        samples = {"torch": _engine_turns(engine, workload)}
+        engines: list[Generator] = [engine]
+        if vllm_folder is not None:
+            vllm = VllmEngine(
+                EngineOptions(
+                    model=vllm_folder,
+                    max_slots=workload.sessions,
+                    max_length=workload.max_length + 1,
+                    threads=threads,
+                    settings=VllmConfig(),
+                )
+            )
+            stack.push_async_callback(vllm.aclose)
+            await vllm.ready()
+            samples["vllm"] = _engine_turns(vllm, workload)
+            engines.append(vllm)
+        samples["generate"] = _generate_turns(copy.deepcopy(model).to(engine.device).eval(), workload)
+        measured: dict[str, list[Pass]] = {name: [] for name in samples}
         for number in range(passes + 1):
-            for name in ("torch", "generate") if number % 2 else ("generate", "torch"):
-                sample = _engine_turns(engine, workload) if name == "torch" else _generate_turns(reference, workload)
-                seconds = await _play(workload, vocabulary, sample)
+            for name in sorted(samples, reverse=number % 2 == 1):
+                # Other prompts in each pass: nothing of them is cached yet.
+                played = await _play(workload, vocabulary, samples[name], number)
                 if number:
-                    times[name].append(seconds)
+                    measured[name].append(played)
                 for session in range(workload.sessions):
-                    await engine.release(str(session))
-    finally:
-        await engine.aclose()
-    return times
+                    for one in engines:
+                        await one.release(str(session))
+    return measured
 
 
-async def _play(workload: RolloutWorkload, vocabulary: int, sample: Sample) -> list[float]:
-    """Seconds of each turn, from the first request to the last answer of all sessions."""
-    histories = workload.prompts(vocabulary)
-    seconds = []
+async def _play(workload: RolloutWorkload, vocabulary: int, sample: Sample, number: int) -> Pass:
+    histories = workload.prompts(vocabulary, number)
+    seconds: list[float] = []
+    cached: list[float] = []
     for turn in range(workload.turns):
         start = time.perf_counter()
-        new = await sample(histories, turn)
+        answers = await sample(histories, turn, workload.turn_tokens)
         seconds.append(time.perf_counter() - start)
+        cached.append(sum(answer.cached for answer in answers) / sum(map(len, histories)))
         histories = [
-            [*history, *ids, *workload.result(i, turn, vocabulary)]
-            for i, (history, ids) in enumerate(zip(histories, new, strict=True))
+            [*history, *answer.ids, *workload.result(i, turn, vocabulary)]
+            for i, (history, answer) in enumerate(zip(histories, answers, strict=True))
         ]
-    return seconds
+    last = await sample(histories, workload.turns, 1)
+    return Pass(seconds, statistics.fmean(answer.seconds for answer in last), cached)
 
 
-def _engine_turns(engine: TorchEngine, workload: RolloutWorkload) -> Sample:
-    async def sample(histories: list[list[int]], turn: int) -> list[list[int]]:
-        generations = await asyncio.gather(
-            *(
-                engine.generate(
-                    history,
-                    SamplingParams(max_tokens=workload.turn_tokens, seed=turn * workload.sessions + session),
-                    str(session),
-                )
-                for session, history in enumerate(histories)
-            )
-        )
-        return [list(generation.token_ids) for generation in generations]
+def _engine_turns(engine: Generator, workload: RolloutWorkload) -> Sample:
+    async def sample(histories: list[list[int]], turn: int, count: int) -> list[Answer]:
+        start = time.perf_counter()
+
+        async def answer(session: int, history: list[int]) -> Answer:
+            params = SamplingParams(max_tokens=count, seed=turn * workload.sessions + session)
+            generation = await engine.generate(history, params, str(session))
+            seconds = time.perf_counter() - start
+            return Answer(ids=list(generation.token_ids), seconds=seconds, cached=generation.cached_tokens)
+
+        return list(await asyncio.gather(*(answer(i, history) for i, history in enumerate(histories))))
 
     return sample
 
 
 def _generate_turns(model: Any, workload: RolloutWorkload) -> Sample:
-    async def sample(histories: list[list[int]], _turn: int) -> list[list[int]]:
+    async def sample(histories: list[list[int]], _turn: int, count: int) -> list[Answer]:
+        start = time.perf_counter()
         width = max(map(len, histories))
         ids = torch.tensor([[0] * (width - len(history)) + history for history in histories], device=model.device)
         mask = torch.tensor(
@@ -157,8 +210,8 @@ def _generate_turns(model: Any, workload: RolloutWorkload) -> Sample:
             output = model.generate(
                 ids,
                 attention_mask=mask,
-                max_new_tokens=workload.turn_tokens,
-                min_new_tokens=workload.turn_tokens,
+                max_new_tokens=count,
+                min_new_tokens=count,
                 do_sample=True,
                 temperature=1.0,
                 top_k=0,
@@ -166,28 +219,38 @@ def _generate_turns(model: Any, workload: RolloutWorkload) -> Sample:
                 pad_token_id=0,
                 eos_token_id=None,
             )
-        new: list[list[int]] = output[:, width:].tolist()
-        return new
+        seconds = time.perf_counter() - start
+        return [Answer(ids=new, seconds=seconds) for new in output[:, width:].tolist()]
 
     return sample
 
 
-def _report(workload: RolloutWorkload, times: dict[str, list[list[float]]]) -> dict[str, Any]:
+def _report(workload: RolloutWorkload, measured: dict[str, list[Pass]]) -> dict[str, Any]:
     kinds = {"first": range(1), "later": range(1, workload.turns), "all": range(workload.turns)}
-    seconds = {
-        (engine, kind): statistics.median(sum(one[turn] for turn in turns) for one in measured)
-        for engine, measured in times.items()
-        for kind, turns in kinds.items()
-        if turns
-    }
-    rows = [
-        {
-            "engine": engine,
-            "turns": kind,
-            "tokens_per_s": workload.sessions * workload.turn_tokens * len(kinds[kind]) / took,
-            "seconds": took,
-        }
-        for (engine, kind), took in seconds.items()
-    ]
-    ratio = {kind: seconds["generate", kind] / seconds["torch", kind] for kind, turns in kinds.items() if turns}
-    return {"workload": asdict(workload), "rows": rows, "ratio": ratio}
+    rows: list[dict[str, Any]] = []
+    seconds: dict[tuple[str, str], float] = {}
+    for engine, passes in measured.items():
+        for kind, turns in kinds.items():
+            if not turns:
+                continue
+            took = seconds[engine, kind] = statistics.median(sum(one.seconds[t] for t in turns) for one in passes)
+            row = {
+                "engine": engine,
+                "turns": kind,
+                "tokens_per_s": workload.sessions * workload.turn_tokens * len(turns) / took,
+                "seconds": took,
+                "cache_hits": _mean_of(passes, turns),
+            }
+            if kind == "all":
+                row["first_token_s"] = statistics.median(one.first_token for one in passes)
+            rows.append(row)
+
+    def ratio(other: str) -> dict[str, float]:
+        return {kind: seconds[other, kind] / seconds["torch", kind] for kind, turns in kinds.items() if turns}
+
+    report = {"workload": asdict(workload), "rows": rows, "ratio": ratio("generate")}
+    return report | ({"ratio_vllm": ratio("vllm")} if "vllm" in measured else {})
+
+
+def _mean_of(passes: Sequence[Pass], turns: range) -> float:
+    return statistics.fmean(one.cached[turn] for one in passes for turn in turns)

@@ -49,6 +49,9 @@ class Worker(ABC):
 class Cluster(ABC):
     """Starts workers and ends them."""
 
+    gpus: int = 0
+    """GPUs that workers can ask for."""
+
     @abstractmethod
     def spawn(self, worker_class: type, args: tuple[Any, ...], *, ranks: int, cpus: float, gpus: float) -> list[Worker]:
         """Start ``ranks`` workers as ``worker_class(rank, *args)``; blocks until they are placed."""
@@ -206,8 +209,13 @@ class RayCluster(Cluster):
         self._places: list[tuple[list[Worker], Any]] = []
         """Workers and their placement group."""
         self._started = not ray.is_initialized()
-        if not self._started:
-            return
+        if self._started:
+            self._start(cpus, threads, plugins)
+        self.gpus = int(ray.cluster_resources().get("GPU", 0))
+
+    def _start(self, cpus: int, threads: int, plugins: Sequence[str]) -> None:
+        import ray
+
         # The working directory is importable in workers as it is for the command line.
         path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {

@@ -25,7 +25,9 @@ from agentgym.trainer.learner import MiniBatch
 from agentgym.trainer.model import Vocabulary
 from agentgym.trainer.packing import MicroBatch, plan
 from agentgym.trainer.rollout.engines import RolloutSetup
+from agentgym.trainer.rollout.vllm_actors import Place
 from agentgym.trainer.rollout.worker import RolloutReport, RolloutWorker
+from agentgym.trainer.weight_transfer import Backend
 from agentgym.trainer.worker import ActorWorker, ModelWorker, PolicyWorker
 
 logger = logging.getLogger(__name__)
@@ -94,6 +96,7 @@ class ModelGroup:
             name=self.name,
             ranks=ranks,
             cpus=1.0,
+            gpus=1.0 if cluster.gpus else 0.0,
             timeout=config.trainer.step_timeout,
         )
         host, port = wait([self.group.workers[0].submit("meeting_point")], what=f"{self.name}.meeting_point")[0]
@@ -168,6 +171,15 @@ class ActorGroup(ReferenceGroup):
         vocabulary: Vocabulary = self.group.broadcast("vocabulary")[0]
         return vocabulary
 
+    def places(self) -> list[Place]:
+        """Where each rank computes, by rank; only for ranks with GPUs."""
+        places: list[Place] = self.group.broadcast("place")
+        return places
+
+    def send_weights(self, backend: Backend, engines: Sequence[Any], per_engine: int) -> None:
+        """Give vLLM engines the weights, from GPU to GPU."""
+        self.group.broadcast("send_weights", backend, engines, per_engine)
+
     def save(self, folder: Path) -> None:
         """Write ``model/`` and ``optimizer.pt`` into the folder."""
         self.group.broadcast("save", str(folder))
@@ -228,6 +240,10 @@ class RolloutGroup:
 
     def __init__(self, cluster: Cluster, setup: RolloutSetup, *, timeout: float | None = None) -> None:
         self.group = WorkerGroup(cluster, RolloutWorker, (setup,), name="rollout", ranks=1, cpus=1.0, timeout=timeout)
+        self.per_engine = setup.rollout.vllm.tensor_parallel
+        self.transfer: Backend | None = None
+        if cluster.gpus and setup.vllm_on_gpu:
+            self.transfer = "ipc" if setup.places else "nccl"
 
     def generate(self, requests: Sequence[RolloutRequest], stop: Callable[[], bool] | None = None) -> RolloutReport:
         """Play all requests; rollouts come back in the order of the requests.
@@ -258,9 +274,21 @@ class RolloutGroup:
         """Stop what is played and release its sessions."""
         wait([worker.submit("cancel") for worker in self.group.workers], what="rollout.cancel", timeout=60)
 
-    def sync_weights(self, weights: dict[str, Tensor], version: int) -> None:
-        """Give every engine the weights of the given version; nothing is generated with older ones afterwards."""
-        self.group.broadcast("update_weights", self.group.cluster.share(weights), version)
+    def sync_weights(self, actor: ActorGroup, version: int) -> None:
+        """Give every engine the actor's weights; nothing is generated with older ones afterwards.
+
+        From GPU to GPU where both have one, else through host memory.
+        """
+        if self.transfer is None:
+            self.group.broadcast("update_weights", self.group.cluster.share(actor.weights()), version)
+            return
+        engines = [engine for listed in self.group.broadcast("begin_transfer") for engine in listed]
+        reached: int | None = None
+        try:
+            actor.send_weights(self.transfer, engines, self.per_engine)
+            reached = version
+        finally:
+            self.group.broadcast("end_transfer", reached)
 
     def close(self) -> None:
         """End all sessions and the engines."""

@@ -303,7 +303,7 @@ class Trainer:
     def sync_weights(self) -> None:
         """Give the engines the new weights; the version is the number of finished steps."""
         with self.timed("sync"):
-            self.rollout.sync_weights(self.actor.weights(), self.step + 1)
+            self.rollout.sync_weights(self.actor, self.step + 1)
 
     # -- around the steps ----------------------------------------------------------------------------------------
 
@@ -400,7 +400,7 @@ class Trainer:
         self.actor.load_optimizer(folder)
         if self.critic is not None:
             self.critic.load(folder)
-        self.rollout.sync_weights(self.actor.weights(), self.step)
+        self.rollout.sync_weights(self.actor, self.step)
 
     def complete(self) -> list[Path]:
         """Complete checkpoints of this run, oldest first."""

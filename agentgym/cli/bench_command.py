@@ -37,13 +37,17 @@ def bench_command(name: str, *, as_json: bool) -> int:
 
 
 def rollout_rows() -> list[Row]:
-    """The shipped model in the rollout engine and in ``generate``: tokens/s, and how many times as fast."""
+    """The shipped model in the rollout engines and in ``generate``: tokens/s, and how many times as fast `torch` is."""
     from agentgym.trainer.bench_rollout import bench_rollout
     from agentgym.trainer.model import load_causal_lm
+    from agentgym.trainer.model_path import resolve_model_path
+    from agentgym.trainer.rollout.vllm_support import installed
 
-    report = bench_rollout(load_causal_lm("tiny", dtype="float32"))
+    folder = resolve_model_path("tiny") if installed() is not None else None
+    report = bench_rollout(load_causal_lm("tiny", dtype="float32"), vllm_folder=folder)
+    ratios = {"generate": report["ratio"], "vllm": report.get("ratio_vllm", {})}
     return [
-        dict(row) | ({"ratio": report["ratio"][row["turns"]]} if row["engine"] == "torch" else {})
+        dict(row) | ({"torch_is_faster": ratios[row["engine"]][row["turns"]]} if row["engine"] in ratios else {})
         for row in report["rows"]
     ]
 

@@ -77,6 +77,15 @@ class ScriptedEngine:
         """Take the version; a script has no weights."""
         self.version = version
 
+    checksum: int | None = None
+    """Not computed: the weights are handed over within the process."""
+
+    async def ready(self) -> None:
+        """It is, from the start."""
+
+    async def rest(self) -> None:
+        """Nothing to free."""
+
     def stats(self) -> dict[str, float]:
         """Requests and tokens since the engine was made."""
         return {"requests": self._requests, "generated_tokens": self._generated}

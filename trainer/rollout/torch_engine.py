@@ -123,6 +123,15 @@ class TorchEngine:
         """The version of the weights in use; 0 before the first update."""
         return self._decoder.version
 
+    checksum: int | None = None
+    """Not computed: the weights are handed over within the process."""
+
+    async def ready(self) -> None:
+        """It is, from the start."""
+
+    async def rest(self) -> None:
+        """Nothing to free."""
+
     def stats(self) -> dict[str, float]:
         """The counters of `agentgym.trainer.rollout.decoder.EngineStats` since the engine was made."""
         return asdict(self._decoder.stats)

@@ -22,6 +22,7 @@ from agentgym.tokens import Renderer, get_parser
 from agentgym.trainer.cluster import Worker
 from agentgym.trainer.model import load_tokenizer
 from agentgym.trainer.rollout.engines import Engine, RolloutSetup, make_engine
+from agentgym.trainer.rollout.router import EngineRouter
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class RolloutWorker:
         self, requests: Sequence[RolloutRequest], finished: Callable[[Rollout], None] | None = None
     ) -> RolloutReport:
         """Play all requests; rollouts in the order of the requests. ``finished`` is told of each as it ends."""
+        await self.engine.ready()
         before, engine_before = self.manager.stats(), self.engine.stats()
         if self.runner.scorer is not None:
             self.runner.scorer.expect(request.group for request in requests)
@@ -126,14 +128,19 @@ class RolloutWorker:
             rollouts = await asyncio.gather(*tasks)
         finally:
             await self.cancel()
+            if self.setup.places:
+                await self.engine.rest()
         after, engine_after = self.manager.stats(), self.engine.stats()
         return RolloutReport(
             rollouts=rollouts,
             sessions_opened=after.opened - before.opened,
             sessions_closed=after.closed - before.closed,
             sessions_live=after.live,
-            engine={name: value - engine_before[name] for name, value in engine_after.items()},
+            engine={name: value - engine_before[name] for name, value in engine_after.items()} | self._checksum(),
         )
+
+    def _checksum(self) -> dict[str, float]:
+        return {} if self.engine.checksum is None else {"weights_checksum": float(self.engine.checksum)}
 
     async def _play(self, request: RolloutRequest, finished: Callable[[Rollout], None] | None) -> Rollout:
         try:
@@ -157,6 +164,16 @@ class RolloutWorker:
     async def update_weights(self, weights: dict[str, Tensor], version: int) -> None:
         """Load new weights between requests."""
         await self.engine.update_weights(weights, version)
+
+    async def begin_transfer(self) -> list[Any]:
+        """Hold requests back while the trainer's processes give weights to the engines; returns their addresses."""
+        assert isinstance(self.engine, EngineRouter)
+        return await self.engine.begin_transfer()
+
+    async def end_transfer(self, version: int | None) -> None:
+        """The engines have the weights of that version; None: it failed."""
+        assert isinstance(self.engine, EngineRouter)
+        await self.engine.end_transfer(version)
 
     async def close(self) -> None:
         """Cancel, close the session manager, stop the engine."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +14,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from agentgym.settings import VllmConfig
 from agentgym.trainer.rollout.scripted import ScriptedEngine
 from agentgym.trainer.rollout.torch_engine import TorchEngine
+from agentgym.trainer.rollout.vllm_support import installed, made_for_gpus
 
 VOCABULARY = 300
 
@@ -82,21 +88,119 @@ async def make_engine(tokenizer: PreTrainedTokenizerFast) -> AsyncIterator[MakeE
         await engine.aclose()
 
 
-def make_torch(tokenizer: Any) -> TorchEngine:
-    return TorchEngine(random_llama(), max_slots=4, max_length=256, num_threads=1, tokenizer=tokenizer)
+class OnLoop:
+    """An engine in an event loop of its own: tests, which have a loop each, can share it.
+
+    Cancelling a call cancels it there.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.engine = make()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.engine, name)
+        if not inspect.iscoroutinefunction(value):
+            return value
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(value(*args, **kwargs), self._loop))
+
+        return call
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.engine.aclose(), self._loop).result(60)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
-def make_scripted(tokenizer: Any) -> ScriptedEngine:
-    return ScriptedEngine(lambda session, turn, prompt: f"{session}, turn {turn}: " + 20 * "la ", tokenizer=tokenizer)
+class EngineFarm:
+    """Makes the engines of the contract tests; vLLM, which takes long to start, once for all tests."""
+
+    def __init__(self, folder: Path, tokenizer: Any) -> None:
+        self.folder = folder
+        self.tokenizer = tokenizer
+        self._vllm: OnLoop | None = None
+
+    def model(self, seed: int = 0) -> Any:
+        """The model that all engines run. vLLM has no kernels for heads narrower than 32."""
+        return random_llama(seed=seed, head_dim=32)
+
+    def on_loop(self, make: Callable[[], Any]) -> OnLoop:
+        """An engine that tests with a loop each can share."""
+        return OnLoop(make)
+
+    async def torch(self) -> TorchEngine:
+        return TorchEngine(self.model(), max_slots=4, max_length=256, num_threads=1, tokenizer=self.tokenizer)
+
+    async def scripted(self) -> ScriptedEngine:
+        return ScriptedEngine(
+            lambda session, turn, prompt: f"{session}, turn {turn}: " + 20 * "la ", tokenizer=self.tokenizer
+        )
+
+    async def vllm(self) -> OnLoop:
+        from agentgym.trainer.rollout.vllm_engine import EngineOptions, VllmEngine
+
+        if installed() is None:
+            pytest.skip("vLLM is not installed")
+        if self._vllm is None or self._vllm.engine.closed:
+            model = self.folder / "model"
+            if not model.exists():
+                self.model().save_pretrained(model)
+                self.tokenizer.save_pretrained(model)
+            gpu = torch.cuda.is_available() and made_for_gpus()
+            options = EngineOptions(model=str(model), max_slots=16, max_length=256, gpu=gpu, settings=VllmConfig())
+            self._vllm = OnLoop(lambda: VllmEngine(options))
+            await self._vllm.ready()
+        elif self._vllm.version:
+            await self._vllm.update_weights(self.model().state_dict(), self._vllm.version + 1)
+        return self._vllm
+
+    def close(self) -> None:
+        if self._vllm is not None:
+            self._vllm.stop()
 
 
-ENGINES: dict[str, Callable[[Any], Any]] = {"torch": make_torch, "scripted": make_scripted}
-"""Every engine that must hold the contract, by name."""
+@pytest.fixture(scope="session")
+def farm(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Iterator[EngineFarm]:
+    made = EngineFarm(tmp_path_factory.mktemp("vllm"), tokenizer)
+    yield made
+    made.close()
 
 
-@pytest.fixture(params=list(ENGINES))
-async def any_engine(request: pytest.FixtureRequest, tokenizer: Any) -> AsyncIterator[Any]:
-    made = ENGINES[request.param](tokenizer)
-    engine = await made if isinstance(made, Awaitable) else made
+VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")])
+"""vLLM's imports warn of much that is not ours."""
+
+ENGINES = ["torch", VLLM, "scripted"]
+"""Every engine that must hold the contract; the name is a method of `EngineFarm`."""
+
+MODEL_ENGINES = ["torch", VLLM]
+"""Those that run a model."""
+
+
+async def _engine(name: str, farm: EngineFarm) -> AsyncIterator[Any]:
+    engine = await getattr(farm, name)()
     yield engine
-    await engine.aclose()
+    if not isinstance(engine, OnLoop):
+        await engine.aclose()
+
+
+@pytest.fixture(params=ENGINES)
+async def any_engine(request: pytest.FixtureRequest, farm: EngineFarm) -> AsyncIterator[Any]:
+    async for engine in _engine(request.param, farm):
+        yield engine
+
+
+@pytest.fixture(params=MODEL_ENGINES)
+async def model_engine(request: pytest.FixtureRequest, farm: EngineFarm) -> AsyncIterator[Any]:
+    async for engine in _engine(request.param, farm):
+        yield engine
+
+
+@pytest.fixture
+def reference(farm: EngineFarm) -> Callable[..., Any]:
+    """The model of the engines, by seed: 0 is what they start with."""
+    return farm.model

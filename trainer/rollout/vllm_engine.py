@@ -1,0 +1,462 @@
+"""The `vllm` engine: one vLLM ``AsyncLLM`` behind the contract of all engines."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from agentgym.errors import ConfigError, EnvError, InfraError, SessionError, boundary
+from agentgym.generation import Generation, SamplingParams
+from agentgym.settings import VllmConfig
+from agentgym.trainer.rollout.sampling import check_params
+from agentgym.trainer.rollout.update_lock import UpdateLock
+from agentgym.trainer.rollout.vllm_worker import OWNER
+from agentgym.trainer.rollout.weights import Shapes, cache_bytes_per_token, checksum, shared_file
+
+BLOCK = 32
+"""Tokens per block of the KV cache on the CPU, whose kernels want multiples of 32; only whole blocks are reused."""
+
+CPU_BATCHED_TOKENS = 8192
+"""Most tokens of one forward pass on the CPU, unless a sequence is longer."""
+
+EXTENSION = "agentgym.trainer.rollout.vllm_worker.WorkerExtension"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What one engine is made of. Plain data: it travels to the engine's process."""
+
+    model: str
+    """Folder or hub id."""
+    revision: str | None = None
+    dtype: str = "float32"
+    max_slots: int = 64
+    max_length: int = 2048
+    threads: int = 1
+    """CPU threads of this engine."""
+    share: float = 1.0
+    """This engine's share of the machine's memory, where it runs on the CPU."""
+    gpu: bool = False
+    colocated: bool = False
+    """The trainer uses the same GPUs."""
+    devices: Sequence[str] = ()
+    """GPUs of this machine to use; empty: those that the process sees."""
+    transfer: Literal["ipc", "nccl"] | None = None
+    """How the trainer hands over weights; None: through host memory alone."""
+    settings: VllmConfig
+
+
+class VllmEngine:
+    """An `agentgym.trainer.rollout.engines.Engine` around vLLM.
+
+    vLLM computes in a process of its own, which ends with this one. Requests are token ids in, token ids and
+    log-probs of the sampled distribution out. Its prefix cache keeps what sessions have in common, and a session's
+    history between its turns, for as long as there is room; so there is nothing to `release`.
+
+    An update waits for the requests in flight (they end under the old weights), takes the new weights in place, empties
+    the prefix cache, and only then lets requests in again.
+
+    One event loop uses an engine; `start` and everything after it runs there.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.options = options
+        self.version = 0
+        self.address: Any = None
+        self.checksum: int | None = None
+        """Of the weights that vLLM took last; None before the first update."""
+        self._llm: Any = None
+        self._starting: asyncio.Task[None] | None = None
+        self._waking = asyncio.Lock()
+        self._asleep = False
+        self._lock = UpdateLock()
+        self._shapes: Shapes | None = None
+        self._closed = False
+        self._open: set[str] = set()
+        self._running: set[asyncio.Task[Generation]] = set()
+        self._numbers = itertools.count()
+        self._stats = {"requests": 0.0, "generated_tokens": 0.0, "prefill_tokens": 0.0, "cached_tokens": 0.0}
+        self.worker_pids: list[int] = []
+        """Processes that hold the model."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether `aclose` was called."""
+        return self._closed
+
+    async def ready(self) -> None:
+        """Start vLLM and load the model, unless that is done; wake it if it sleeps.
+
+        Raises:
+            InfraError: it did not start, or was closed.
+        """
+        if self._closed:
+            raise InfraError("the vllm engine is closed: make a new one")
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._launch())
+            self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # Whoever is cancelled here does not stop the start: nobody would know of the process.
+        await asyncio.shield(self._starting)
+        async with self._waking:
+            if self._asleep:
+                async with self._foreign("waking up"):
+                    await self._llm.wake_up()
+                self._asleep = False
+
+    async def _launch(self) -> None:
+        # In a thread: vLLM blocks until its process has loaded the model.
+        await asyncio.to_thread(self._start)
+        async with self._foreign("starting"):
+            self.worker_pids = await self._rpc("agentgym_ping")
+
+    def _start(self) -> None:
+        self._shapes = Shapes(self.options.model, self.options.revision)
+        arguments = engine_arguments(self.options, self._shapes.config)
+        with environment(self.options), quiet(self.options):
+            try:
+                with boundary("starting vLLM"):
+                    from vllm.config import WeightTransferConfig
+                    from vllm.engine.arg_utils import AsyncEngineArgs
+                    from vllm.v1.engine.async_llm import AsyncLLM
+
+                    if self.options.transfer is not None:
+                        arguments["weight_transfer_config"] = WeightTransferConfig(backend=self.options.transfer)
+                    self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            except EnvError as error:
+                raise InfraError(
+                    f"{error}\nrollout.vllm.log_level=info shows what vLLM logs; under Ray that is in Ray's log folder"
+                ) from error
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str) -> Generation:
+        """Sample one turn; see `agentgym.generation.Generator`. Cancelling it aborts the request in vLLM.
+
+        Raises:
+            ConfigError: a sampling parameter or the prompt is out of range.
+            SessionError: the session has a turn in flight.
+            InfraError: the engine died or was closed.
+        """
+        check_params(sampling)
+        await self.ready()
+        self._check_prompt(prompt_ids, session_id)
+        if session_id in self._open:
+            raise SessionError(f"session {session_id!r} has a turn in flight: await it before the next one")
+        self._open.add(session_id)
+        try:
+            async with self._lock.request(), self._foreign("generating"):
+                task = asyncio.create_task(self._request(prompt_ids, sampling))
+                self._running.add(task)
+                try:
+                    return await task
+                except asyncio.CancelledError:
+                    if self._closed and not task_is_cancelled():
+                        raise InfraError("the vllm engine was closed") from None
+                    raise
+                finally:
+                    self._running.discard(task)
+        finally:
+            self._open.discard(session_id)
+
+    async def _request(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Generation:
+        prompt = list(map(int, prompt_ids))
+        limit = min(sampling.max_tokens, self.options.max_length - len(prompt))
+        params = vllm_params(sampling, limit)
+        version, result = self.version, None
+        async for output in self._llm.generate({"prompt_token_ids": prompt}, params, str(next(self._numbers))):
+            result = output
+        if result is None or not result.outputs or result.outputs[0].finish_reason not in ("stop", "length"):
+            raise InfraError("vLLM ended a request without an answer")
+        done = result.outputs[0]
+        ids = list(done.token_ids)
+        cached = int(result.num_cached_tokens or 0)
+        self._count(len(prompt), len(ids), cached)
+        return Generation(
+            token_ids=ids,
+            logprobs=sampled_logprobs(done.logprobs, len(ids)),
+            finish_reason=done.finish_reason,
+            weight_version=version,
+            cached_tokens=cached,
+        )
+
+    def _count(self, prompt: int, generated: int, cached: int) -> None:
+        self._stats["requests"] += 1
+        self._stats["generated_tokens"] += generated
+        self._stats["prefill_tokens"] += prompt - cached
+        self._stats["cached_tokens"] += cached
+
+    async def release(self, session_id: str) -> None:
+        """Nothing is kept under the session's name: vLLM's prefix cache makes room by itself."""
+
+    def begin_batch(self, keys: Sequence[str], limit: int) -> None:
+        """Nothing to arrange: vLLM admits requests as they come."""
+
+    def finish(self, key: str) -> None:
+        """Nothing is kept under the key."""
+
+    async def update_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Take new weights: turns in flight end under the old ones, later ones start under the new ones.
+
+        Raises:
+            ConfigError: names or shapes do not fit the model; nothing is changed.
+            InfraError: the engine died, was closed, or took other bytes than were sent.
+        """
+        await self.ready()
+        assert self._shapes is not None
+        self._shapes.check(weights)
+        async with self._lock.update(), self._foreign("taking new weights"):
+            with shared_file(weights) as path:
+                taken = set(await self._rpc("agentgym_load", path))
+            await self._empty_cache()
+            expected = await asyncio.to_thread(checksum, weights)
+            if taken != {expected}:
+                raise InfraError(f"the engine took weights of checksum {taken}, {expected} was sent")
+            self.checksum, self.version = expected, version
+
+    async def _empty_cache(self) -> None:
+        if not await self._llm.reset_prefix_cache():
+            raise InfraError("vLLM did not empty its prefix cache: requests are still running")
+
+    async def rest(self) -> None:
+        """Give the GPU's memory to the trainer until the next request or update; nothing on a GPU of its own."""
+        if not self.options.colocated or self._llm is None:
+            return
+        async with self._lock.update(), self._waking, self._foreign("going to sleep"):
+            if not self._asleep:
+                await self._llm.sleep(level=1)
+                self._asleep = True
+
+    async def transfer(self, method: str, arguments: Mapping[str, Any]) -> None:
+        """Call a method of vLLM's weight transfer on every worker: the trainer's side drives it.
+
+        Whoever does so keeps requests away, and says `took` at the end.
+        """
+        await self.ready()
+        async with self._foreign(f"transferring weights ({method})"):
+            await self._llm.collective_rpc(method, kwargs=dict(arguments))
+
+    async def took(self, version: int) -> None:
+        """The weights that were transferred are complete, and of this version."""
+        async with self._lock.update(), self._foreign("taking new weights"):
+            await self._empty_cache()
+            self.version, self.checksum = version, None
+
+    async def ping(self) -> None:
+        """Raise `InfraError` if the engine is dead; waits until it is between two steps."""
+        if self._llm is None or self._closed:
+            raise InfraError("the vllm engine is not running")
+        async with self._foreign("answering"):
+            await self._rpc("agentgym_ping")
+
+    def running(self) -> int:
+        """Requests that vLLM works on."""
+        return 0 if self._llm is None else int(self._llm.get_num_unfinished_requests())
+
+    def stats(self) -> dict[str, float]:
+        """Requests and tokens since the engine was made."""
+        return dict(self._stats)
+
+    async def aclose(self) -> None:
+        """Stop vLLM; requests that wait fail with `InfraError`. Idempotent."""
+        self._closed = True
+        for task in self._running:
+            task.cancel()
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown)
+
+    def kill(self) -> None:
+        """End vLLM's processes at once."""
+        for pid in self.worker_pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def _rpc(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of `WorkerExtension` on every worker."""
+        results: list[Any] = await self._llm.collective_rpc(method, args=arguments)
+        return results
+
+    @asynccontextmanager
+    async def _foreign(self, what: str) -> AsyncIterator[None]:
+        """What vLLM raises becomes an `InfraError`."""
+        if self._llm is None:
+            raise InfraError("the vllm engine is closed: make a new one")
+        try:
+            with boundary(f"vLLM while {what}"):
+                yield
+        except EnvError as error:
+            raise InfraError(str(error)) from error.__cause__
+
+    def _check_prompt(self, prompt: Sequence[int], session_id: str) -> None:
+        assert self._shapes is not None
+        if not len(prompt):
+            raise ConfigError(f"session {session_id!r}: the prompt is empty; expected at least 1 token")
+        low, high, vocabulary = min(prompt), max(prompt), self._shapes.vocabulary
+        if low < 0 or high >= vocabulary:
+            raise ConfigError(
+                f"session {session_id!r}: the prompt has ids from {low} to {high}, the model knows "
+                f"0 to {vocabulary - 1}: tokenizer and model do not belong together"
+            )
+        if len(prompt) + 1 > self.options.max_length:
+            raise ConfigError(
+                f"session {session_id!r}: a prompt of {len(prompt)} tokens leaves no room for another in "
+                f"max_length={self.options.max_length}: end the rollout, or raise max_length"
+            )
+
+
+def vllm_params(sampling: SamplingParams, limit: int) -> Any:
+    """vLLM's parameters for a request of at most ``limit`` tokens.
+
+    Only the ids and strings of the request end it; log-probs are asked for the sampled token alone.
+    """
+    import vllm
+    from vllm.sampling_params import RequestOutputKind
+
+    if "" in sampling.stop:
+        raise ConfigError(f"stop={list(sampling.stop)}: an empty stop string would end every turn; leave it out")
+    return vllm.SamplingParams(
+        max_tokens=limit,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=None if sampling.seed is None else sampling.seed % 2**63,
+        stop_token_ids=list(sampling.stop_token_ids),
+        stop=list(sampling.stop),
+        include_stop_str_in_output=True,
+        ignore_eos=True,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),
+        skip_special_tokens=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def sampled_logprobs(flat: Any, count: int) -> list[float]:
+    """Log-probs of the ``count`` sampled tokens: the first entry of each position."""
+    if len(flat.start_indices) < count:
+        raise InfraError(f"vLLM gave log-probs for {len(flat.start_indices)} of {count} tokens")
+    return [float(flat.logprobs[start]) for start in flat.start_indices[:count]]
+
+
+def engine_arguments(options: EngineOptions, config: Any) -> dict[str, Any]:
+    """Arguments of vLLM's ``AsyncEngineArgs``."""
+    settings = options.settings
+    arguments: dict[str, Any] = {
+        "model": options.model,
+        "revision": options.revision,
+        "tokenizer_revision": options.revision,
+        "dtype": options.dtype,
+        "max_model_len": options.max_length,
+        "max_num_seqs": options.max_slots,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "distributed_executor_backend": "mp" if settings.tensor_parallel > 1 else "uni",
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "worker_extension_cls": EXTENSION,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "enforce_eager": settings.eager if settings.eager is not None else not options.gpu,
+    }
+    if settings.max_batched_tokens is not None:
+        arguments["max_num_batched_tokens"] = settings.max_batched_tokens
+    if options.gpu:
+        shared = 0.5 if options.colocated else 0.9
+        arguments["gpu_memory_utilization"] = settings.gpu_memory if settings.gpu_memory is not None else shared
+        arguments["enable_sleep_mode"] = options.colocated
+        if settings.kv_cache_gb is not None:
+            arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gb * 2**30)
+        return arguments
+    # A seeded request whose prompt is computed in pieces crashes vLLM 0.32 on the CPU ("CPU Generator does not use
+    # offset"), so prompts are computed whole.
+    batched = arguments.setdefault("max_num_batched_tokens", max(CPU_BATCHED_TOKENS, options.max_length))
+    if batched < options.max_length:
+        raise ConfigError(
+            f"rollout.vllm.max_batched_tokens={batched} is below the longest sequence of {options.max_length} tokens; "
+            f"on the CPU a prompt is computed whole: raise it to at least that, or null"
+        )
+    return arguments | {
+        "enable_chunked_prefill": False,
+        "block_size": BLOCK,
+        "kv_cache_memory_bytes": cache_bytes(options, config),
+    }
+
+
+def cache_bytes(options: EngineOptions, config: Any) -> int:
+    """Bytes for keys and values on the CPU: as set, or room for every slot, up to a quarter of the memory."""
+    if options.settings.kv_cache_gb is not None:
+        return int(options.settings.kv_cache_gb * 2**30)
+    per_slot = -(-options.max_length // BLOCK) * BLOCK * cache_bytes_per_token(config, options.dtype)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = int(0.25 * options.share * memory)
+    return max(64 * 2**20, min(int(1.25 * options.max_slots * per_slot), most))
+
+
+@contextmanager
+def environment(options: EngineOptions) -> Iterator[None]:
+    """The environment variables that vLLM and its processes read when they start; the old ones come back.
+
+    vLLM changes the environment itself, too (it preloads libraries into every child): sandboxes must not inherit that.
+    """
+    before = dict(os.environ)
+    os.environ.update(
+        VLLM_LOGGING_LEVEL=options.settings.log_level.upper(),
+        VLLM_NO_USAGE_STATS="1",
+        OMP_NUM_THREADS=str(options.threads),
+        # A spinning thread of an idle process would take a core from the busy one.
+        OMP_WAIT_POLICY="PASSIVE",
+    )
+    os.environ[OWNER] = str(os.getpid())
+    if options.settings.log_level == "error":
+        os.environ.update(TORCH_CPP_LOG_LEVEL="ERROR", PYTHONWARNINGS="ignore")
+    if options.devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(options.devices)
+    if options.transfer == "ipc":
+        # Handles of GPU memory go from process to process of this run; vLLM has no other way to send them.
+        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    if not options.gpu:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        if options.settings.tensor_parallel == 1:
+            # The worker then lives in vLLM's engine process: one process less to start and to talk to.
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def quiet(options: EngineOptions) -> Iterator[None]:
+    """Keep what is said before vLLM's log level holds (by vLLM while it is imported, by libraries) off standard error.
+
+    vLLM's processes inherit that for good; their errors go to standard output.
+    """
+    if options.settings.log_level != "error":
+        yield
+        return
+    logging.getLogger("vllm").addHandler(logging.NullHandler())
+    before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nowhere)
+
+
+def task_is_cancelled() -> bool:
+    """Whether somebody cancelled the task that runs now (and not only what it awaits)."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
