@@ -419,6 +419,12 @@ class EngineRouter:
         async with self._changed:
             self._changed.notify_all()
 
+    async def _readmit(self, slot: _Slot) -> None:
+        """Let requests have an engine that has answered, unless it serves anyway or something happened meanwhile."""
+        serves = slot.number in self._ready | self._behind
+        if not serves and slot.condemned is None and not slot.suspected.is_set():
+            await self._admit(slot)
+
     def _suspect(self, slot: _Slot) -> None:
         """No requests for the engine until its keeper has heard from it."""
         self._ready.discard(slot.number)
@@ -441,6 +447,4 @@ class EngineRouter:
                 return f"it did not answer within {self._health_timeout:.0f} s"
             except AgentGymError as error:
                 return str(error)
-            if slot.number in self._ready | self._behind or slot.condemned is not None or slot.suspected.is_set():
-                continue
-            await self._admit(slot)
+            await self._readmit(slot)

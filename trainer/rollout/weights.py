@@ -24,7 +24,8 @@ def checksum(weights: Mapping[str, Tensor]) -> int:
     for name in sorted(weights):
         tensor = weights[name].detach().contiguous().cpu()
         total = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), total)
-        total = zlib.crc32(memoryview(tensor.flatten().view(torch.uint8).numpy()), total)
+        data: Any = tensor.flatten().view(torch.uint8).numpy()
+        total = zlib.crc32(data, total)
     return total
 
 
