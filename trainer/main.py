@@ -178,6 +178,8 @@ def build(
         if cluster.gpus and setup.vllm_on_gpu and config.rollout.vllm.colocate:
             actor = ActorGroup(cluster, current)
             setup = replace(setup, places=actor.places())
+        elif cluster.gpus:
+            setup = replace(setup, trainer_gpus=config.trainer.workers * num_models(config))
         rollout = RolloutGroup(cluster, setup, timeout=config.trainer.step_timeout)
     stack.callback(rollout.close)
     actor = actor if actor is not None else ActorGroup(cluster, current)
@@ -230,13 +232,17 @@ def start_reward_model(config: TrainConfig, cluster: Cluster) -> list[Worker]:
     return RewardModelGroup(cluster, manager, timeout=config.trainer.step_timeout).workers
 
 
+def num_models(config: TrainConfig) -> int:
+    """Models that are trained or asked for log-probs, each by ``trainer.workers`` processes."""
+    return 1 + config.algo.needs_reference + config.needs_critic
+
+
 def make_cluster(config: TrainConfig) -> Cluster:
     """The cluster that ``trainer.cluster`` names."""
     if config.trainer.cluster == "inline":
         return InlineCluster()
     cpus = os.cpu_count() or 1
-    models = 1 + config.algo.needs_reference + config.needs_critic
-    workers = config.trainer.workers * models + 1
+    workers = config.trainer.workers * num_models(config) + 1
     if config.rollout.engine == "vllm":
         workers += config.rollout.vllm.engines or 1
     threads = config.trainer.threads if config.trainer.threads is not None else cpus

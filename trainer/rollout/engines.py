@@ -73,6 +73,8 @@ class RolloutSetup:
     """Workers that hold the reward model; empty: it is loaded where it is needed."""
     places: Sequence[Place] = ()
     """Where the trainer computes, by rank, if the engines use the same GPUs."""
+    trainer_gpus: int = 0
+    """GPUs of the Ray cluster that are the trainer's alone."""
 
     @property
     def vllm_on_gpu(self) -> bool:
@@ -111,9 +113,14 @@ def make_vllm(setup: RolloutSetup, threads: int) -> EngineRouter:
     settings = setup.rollout.vllm
     on_ray = in_ray_actor()
     check_vllm()
-    gpus = available_gpus(on_ray) if made_for_gpus() else 0
-    if setup.places:
-        gpus = len(setup.places)
+    gpus = len(setup.places)
+    if not gpus and made_for_gpus():
+        gpus = existing_gpus(on_ray) - setup.trainer_gpus
+        if gpus < settings.tensor_parallel and setup.trainer_gpus:
+            raise ConfigError(
+                f"rollout.vllm.colocate=false: the trainer takes {setup.trainer_gpus} of {setup.trainer_gpus + gpus} "
+                f"GPUs and leaves too few for an engine of {settings.tensor_parallel}: lower trainer.workers"
+            )
     count = settings.engines if settings.engines is not None else max(1, gpus // settings.tensor_parallel)
     if gpus and count * settings.tensor_parallel > gpus:
         raise ConfigError(
@@ -183,10 +190,10 @@ def in_ray_actor() -> bool:
     return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
 
 
-def available_gpus(on_ray: bool) -> int:
-    """GPUs of the Ray cluster that nobody has taken, or of this machine."""
+def existing_gpus(on_ray: bool) -> int:
+    """GPUs of the Ray cluster, or of this machine."""
     if on_ray:
         import ray
 
-        return int(ray.available_resources().get("GPU", 0))
+        return int(ray.cluster_resources().get("GPU", 0))
     return torch.cuda.device_count()

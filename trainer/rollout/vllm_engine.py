@@ -272,7 +272,8 @@ class VllmEngine:
             await asyncio.gather(self._starting, return_exceptions=True)
         llm, self._llm = self._llm, None
         if llm is not None:
-            await asyncio.to_thread(llm.shutdown)
+            # On the CPU there is nothing to release; vLLM's default is to wait five seconds.
+            await asyncio.to_thread(llm.shutdown, None if self.options.gpu else 0.5)
 
     def kill(self) -> None:
         """End vLLM's processes at once."""
