@@ -128,8 +128,20 @@ def load_config(
     for layer in expanded:
         _check_keys(model, layer.data, layer.source)
     chosen = [Layer(str(path), read_yaml(path)) for path in _preset_files(model, expanded, presets)]
-    known = [{key: value for key, value in layer.data.items() if key in model.model_fields} for layer in chosen]
+    known = [_known(model, layer.data) for layer in chosen]
     return validate(model, _merge([*known, *(layer.data for layer in expanded)]))
+
+
+def _known(model: type[BaseModel], data: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a preset the model has keys for: presets are those of training, of which an evaluation has a part."""
+    kept: dict[str, Any] = {}
+    for key, value in data.items():
+        section = _section(model, key)
+        if section is not None and isinstance(value, Mapping):
+            kept[key] = _known(section, value)
+        elif key in model.model_fields or model.model_config.get("extra") == "allow":
+            kept[key] = value
+    return kept
 
 
 def validate(model: type[M], data: Mapping[str, Any]) -> M:

@@ -140,6 +140,12 @@ def test_config_eval_prints_yaml(capsys: pytest.CaptureFixture[str]) -> None:
     assert yaml.safe_load(out)["rollout"]["temperature"] == 1.0
 
 
+def test_presets_of_training_leave_to_an_evaluation_what_it_has_keys_for(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = cli(capsys, "config", "eval", "env=calculator-math", "model=tiny")
+    assert (code, err) == (0, "")
+    assert "batch_size" not in yaml.safe_load(out)["data"]
+
+
 def test_a_run_is_evaluated_as_it_was_trained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     settings = ["env=toy-sums", "env.size=30", "rollout.temperature=0.5", "rollout.max_response_length=300"]
     _, out, _ = cli(capsys, "config", "train", TOY, *settings, "rollout.parser=mistral", "model.dtype=bfloat16")
