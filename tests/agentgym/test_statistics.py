@@ -49,6 +49,7 @@ def test_counts_that_cannot_be_are_refused(n: int, c: int, k: int) -> None:
         pass_hat_k(n, c, k)
 
 
+@settings(deadline=None)
 @given(COUNTS)
 def test_k_samples_are_worth_what_their_subsets_are(counts: tuple[int, int, int]) -> None:
     n, c, k = counts
@@ -82,6 +83,7 @@ def test_many_subsets_are_drawn() -> None:
     assert majority_at_k(answers, rewards, 15) == majority_at_k(answers, rewards, 15)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0.0, 1.0])), min_size=1, max_size=7), st.data())
 def test_the_order_of_samples_does_not_matter(samples: list[tuple[str, float]], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(samples)))
@@ -131,6 +133,7 @@ def test_clusters_of_different_sizes_by_hand() -> None:
     assert found.high - 0.5 == pytest.approx(12.706205 * 0.25, rel=1e-6)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=3), min_size=2, max_size=6))
 def test_repeating_every_sample_does_not_narrow_the_interval(clusters: list[list[float]]) -> None:
     once, thrice = clustered_mean(clusters), clustered_mean([cluster * 3 for cluster in clusters])
@@ -174,7 +177,7 @@ def test_a_paired_difference_takes_the_tasks_out() -> None:
     assert paired_difference({"a": []}, {"a": [1.0]}) is None
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 70))
 def test_shown_sizes_end_with_all(n: int) -> None:
     sizes = sample_sizes(n)
