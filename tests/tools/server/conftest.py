@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from agentgym.tool import FunctionTool
 from agentgym.tool_files import load_tools
 from agentgym.tools.server import ServerLimits, ToolServer
 from agentgym.tools.serving import Address, Service
@@ -22,8 +23,9 @@ FILE = Path(__file__).with_name("served_tools.py")
 @pytest.fixture
 def module() -> ModuleType:
     """The module of the served tools, as the server of this process has it."""
-    load_tools(FILE)
-    [found] = [module for name, module in sys.modules.items() if name.startswith("agentgym_tools_served_tools_")]
+    tool = load_tools(FILE)[0]
+    assert isinstance(tool, FunctionTool)
+    found = sys.modules[tool.fn.__module__]
     found.LOG.clear()
     return found
 
