@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 import agentgym.trainer.algorithms as algorithms
+from agentgym import plugins
 from agentgym.errors import RegistrationError, UnknownName
 from agentgym.trainer.algorithms import (
     AlgorithmConfig,
@@ -102,3 +104,16 @@ def test_unknown_names_suggest_the_nearest() -> None:
         get_advantage("grpoo")
     with pytest.raises(UnknownName, match="Did you mean 'vanilla'"):
         get_policy_loss("vanila")
+
+
+def test_the_example_of_a_custom_algorithm(clean_registries: None) -> None:
+    plugins.load([str(Path(__file__).parents[3] / "examples" / "custom_algorithm.py")])
+    rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [1.0, 0.0], [1.0, 7.0]])
+    mask = torch.tensor([[1, 1], [1, 1], [1, 0], [1, 0]])
+    config = AlgorithmConfig()
+    advantages, _ = get_advantage("best-only")(rewards, mask, torch.tensor([0, 0, 1, 1]), config=config)
+    assert advantages.tolist() == [[1, 1], [0, 0], [0, 0], [0, 0]]
+    log_prob = torch.full((4, 2), -0.5)
+    loss, metrics = get_policy_loss("pull")(log_prob, log_prob, advantages, mask, None, config)
+    assert float(loss) == pytest.approx(2 * 0.5 / 6)
+    assert float(metrics["pulled"]) == 0.25
