@@ -246,7 +246,7 @@ class Trainer:
         algo = self.config.algo
         if len(batch) == 0:
             return
-        names = {*algo.extra_fields, "values", "reward_baselines"} & set(batch.keys())
+        names = {*algo.extra_fields, "turn_index", "values", "reward_baselines"} & set(batch.keys())
         with self.timed("advantages"):
             advantages, returns = get_advantage(algo.advantage)(
                 batch["token_level_rewards"],
@@ -254,7 +254,6 @@ class Trainer:
                 batch["group"],
                 valid=batch["valid"] & batch["response_mask"].any(-1),
                 rollout=batch["rollout"],
-                turn_index=batch["turn_index"],
                 config=algo,
                 **{name: batch[name] for name in names},
             )

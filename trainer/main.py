@@ -152,6 +152,7 @@ def build(
     stack: ExitStack,
 ) -> Trainer:
     """Start cluster and workers and put the trainer together; everything is taken down again by ``stack``."""
+    plugins.load(config.plugins)  # advantages are computed here; workers load theirs
     tracking.write_environment(folder)
     train_tasks, val_tasks = load_tasks(config, console.line)
     console.line("starting workers")

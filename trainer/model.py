@@ -20,16 +20,15 @@ class Vocabulary:
     """What token ids mean, in short: recorded with a run's rollouts and compared when they are replayed."""
 
     size: int
-    """Ids, added tokens included."""
+    """Ids of the model; those beyond the tokenizer's have no text, yet a model can sample them."""
     digest: str
-    """SHA-256 of all tokens with their ids."""
+    """SHA-256 of the tokenizer's tokens with their ids."""
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Vocabulary:
-        """The vocabulary of a Hugging Face tokenizer."""
+    def of(cls, tokenizer: Any, size: int) -> Vocabulary:
+        """The vocabulary of a Hugging Face tokenizer, for a model of so many ids."""
         tokens = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
-        digest = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
-        return cls(size=len(tokens), digest=digest)
+        return cls(size=size, digest=hashlib.sha256(json.dumps(tokens).encode()).hexdigest())
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -38,11 +38,10 @@ class Replay:
         if not path.is_file():
             return
         recorded = Vocabulary(**json.loads(path.read_text()))
-        if recorded != vocabulary:
+        if recorded.digest != vocabulary.digest:
             raise ConfigError(
-                f"trainer.replay={self.run}: recorded with another tokenizer ({recorded.size} tokens, digest "
-                f"{recorded.digest[:12]}) than this model's ({vocabulary.size} tokens, digest "
-                f"{vocabulary.digest[:12]}); replay with the model of that run"
+                f"trainer.replay={self.run}: recorded with another tokenizer (digest {recorded.digest[:12]}) than this "
+                f"model's ({vocabulary.digest[:12]}); replay with the model of that run"
             )
 
     def step(self, number: int) -> Played:
@@ -71,7 +70,7 @@ class Replay:
         highest = max(ids, default=0)
         if self.vocabulary is not None and highest >= self.vocabulary.size:
             raise ConfigError(
-                f"{path}: holds token id {highest}, but the model's tokenizer has {self.vocabulary.size} tokens; "
+                f"{path}: holds token id {highest}, but the model has {self.vocabulary.size} ids; "
                 f"replay with the model of that run"
             )
 

@@ -228,7 +228,7 @@ class ActorWorker(PolicyWorker):
 
     def vocabulary(self) -> Vocabulary:
         """What the token ids of this model mean."""
-        return Vocabulary.of(self.tokenizer)
+        return Vocabulary.of(self.tokenizer, self.lm_config.get_text_config().vocab_size)
 
     def save(self, folder: str) -> None:
         """Write ``model/`` and ``optimizer.pt``; rank 0 writes, every rank must be asked."""
