@@ -17,7 +17,7 @@ from agentgym.rewards.config import RewardConfig
 from agentgym.settings import EnvConfig, ModelConfig, RolloutConfig
 from agentgym.trainer.algorithms.config import AlgorithmConfig
 
-LoggerName = Literal["tensorboard"]
+LoggerName = Literal["console", "jsonl", "tensorboard", "wandb", "mlflow", "trackio"]
 
 GROUP_ADVANTAGES = frozenset({"grpo", "rloo", "opo", "reinforce_plus_plus_baseline", "gpg", "grpo_passk", "turn_level"})
 """Advantages that compare the samples of one prompt: with one sample each they are all zero."""
@@ -204,7 +204,9 @@ class TrainerConfig(ConfigModel):
     )
     step_timeout: float = setting(1800.0, "Seconds after which a step that does not end is an error", gt=0.0)
     loggers: list[LoggerName] = setting(
-        ["tensorboard"], "Where metrics go beside metrics.jsonl", synonyms=["logger", "report_to"]
+        ["console", "jsonl", "tensorboard"],
+        "Where metrics go: tensorboard, wandb, mlflow, trackio; the progress line and metrics.jsonl are always there",
+        synonyms=["logger", "report_to"],
     )
 
     @field_validator("name", mode="after")

@@ -134,7 +134,7 @@ class _Stream:
         self._seed = list(seed)
         self._shuffle = shuffle
         self._curriculum = curriculum
-        self._order: tuple[int, Sequence[int]] | None = None
+        self._order: tuple[int, Sequence[int]] | None = (0, self._make_order(0))
 
     def task(self, epoch: int, place: int) -> TaskRef:
         """The task at a place of an epoch."""

@@ -30,6 +30,7 @@ from agentgym.trainer.groups import (
     RewardModelGroup,
     RolloutGroup,
 )
+from agentgym.trainer.loggers import make_loggers
 from agentgym.trainer.loop import Trainer
 from agentgym.trainer.replay import Replay
 from agentgym.trainer.rollout.engines import RolloutSetup
@@ -155,6 +156,14 @@ def build(
     plugins.load(config.plugins)  # advantages are computed here; workers load theirs
     tracking.write_environment(folder)
     train_tasks, val_tasks = load_tasks(config, console.line)
+    sampler = TaskSampler(
+        train_tasks,
+        batch_size=config.data.batch_size,
+        seed=config.data_seed,
+        shuffle=config.data.shuffle,
+        weights=config.env.weight,
+        curriculum=load_curriculum(config.data.curriculum),
+    )
     console.line("starting workers")
     cluster = make_cluster(config)
     stack.callback(cluster.close)
@@ -189,18 +198,11 @@ def build(
     groups: tuple[ModelGroup | None, ...] = (actor, reference, critic)
     for group in filter(None, groups):
         group.ready()
-    sampler = TaskSampler(
-        train_tasks,
-        batch_size=config.data.batch_size,
-        seed=config.data_seed,
-        shuffle=config.data.shuffle,
-        weights=config.env.weight,
-        curriculum=load_curriculum(config.data.curriculum),
-    )
     resume_step = None
     if config.trainer.resume is not None:
         resume_step = checkpoint.step_of(resumed_from) if resumed_from is not None else -1
-    log = tracking.RunLog(folder, tensorboard="tensorboard" in config.trainer.loggers, resume_step=resume_step)
+    loggers = make_loggers(config.trainer.loggers, folder, config.model_dump(mode="json"), resume_step=resume_step)
+    log = tracking.RunLog(folder, loggers=loggers, resume_step=resume_step)
     stack.callback(log.close)
     log.vocabulary(vocabulary := actor.vocabulary())
     if isinstance(rollout, Replay):

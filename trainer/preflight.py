@@ -29,6 +29,7 @@ from agentgym.tool_env import ToolEnv
 from agentgym.trainer.algorithms.registry import ADVANTAGES, POLICY_LOSSES
 from agentgym.trainer.config import TrainConfig
 from agentgym.trainer.data import load_curriculum
+from agentgym.trainer.loggers import check_loggers
 from agentgym.trainer.model_files import TOKENIZER_FILES, check_tokenizer_files, check_weight_files
 from agentgym.trainer.model_path import resolve_model_path
 from agentgym.trainer.models import shipped_models
@@ -86,6 +87,7 @@ def check_run(config: TrainConfig) -> RunCheck:
     check_reward(config.reward, config.rollout)
     model = check_model(config.model, config.rollout)
     check_run_dir(config.trainer.run_dir)
+    check_loggers(config.trainer.loggers)
     train_tasks = val_tasks = total = 0
     for member in members:
         train, val = check_tasks(member, SPLITS, scored_by_env=not config.reward.active)

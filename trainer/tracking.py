@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.errors import ConfigError
 from agentgym.rollout import Rollout
+from agentgym.trainer.loggers import MetricLogger
 
 if TYPE_CHECKING:
     from agentgym.trainer.model import Vocabulary
@@ -94,23 +95,18 @@ class RunLog:
 
     Args:
         folder: ``runs/NAME``.
-        tensorboard: also write event files.
+        loggers: told of every step's metrics, too.
         resume_step: drop everything recorded for later steps (a resumed run writes them again).
     """
 
-    def __init__(self, folder: Path, *, tensorboard: bool = True, resume_step: int | None = None) -> None:
+    def __init__(self, folder: Path, *, loggers: Sequence[MetricLogger] = (), resume_step: int | None = None) -> None:
         self.folder = folder
         self.metrics_path = folder / "metrics.jsonl"
         self.rollouts_dir = folder / "rollouts"
         self.rollouts_dir.mkdir(exist_ok=True)
         if resume_step is not None:
             self._drop_after(resume_step)
-        self._writer = None
-        if tensorboard:
-            from torch.utils.tensorboard.writer import SummaryWriter
-
-            purge = None if resume_step is None else resume_step + 1
-            self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+        self._loggers = list(loggers)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append one step's metrics. A NaN or infinity is written as null: the file stays JSON."""
@@ -147,15 +143,13 @@ class RunLog:
         return read_jsonl(self.metrics_path)
 
     def close(self) -> None:
-        """Flush and close the event file."""
-        if self._writer is not None:
-            self._writer.close()
+        """Close the loggers."""
+        for logger in self._loggers:
+            logger.close()
 
     def _show(self, step: int, values: Mapping[str, float]) -> None:
-        if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
-            self._writer.flush()
+        for logger in self._loggers:
+            logger.metrics(step, values)
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
         temporary = self.metrics_path.with_suffix(".tmp")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -164,7 +165,8 @@ class ActorWorker(PolicyWorker):
         record = self.learner.learn(
             mini_batches, lambda micro, totals, record: self._loss(batch, micro, totals, record), lr
         )
-        return record.over_ranks(self.world_size).metrics("actor", lr)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        return record.over_ranks(self.world_size).metrics("actor", lr) | {"memory/actor_gb": peak}
 
     def _loss(self, batch: Batch, micro: MicroBatch, totals: Totals, record: UpdateRecord) -> Tensor:
         """This micro-batch's share of the mini-batch loss."""

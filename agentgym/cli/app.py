@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from agentgym.cli.data_commands import data_app
 from agentgym.cli.sandbox_commands import sandbox_app
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Show every setting of a command as YAML.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(data_app, name="data")
 
 Overrides = Annotated[
     list[str] | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentgym.errors import ConfigError
-from agentgym.trainer.data import TaskSampler
+from agentgym.trainer.data import Curriculum, TaskSampler, load_curriculum
 from agentgym.trainer.tasks import TaskRef
 
 IDS = [f"t{i}" for i in range(6)]
@@ -54,3 +54,51 @@ def test_a_batch_larger_than_the_data_is_refused_with_both_numbers() -> None:
     # E9
     with pytest.raises(ConfigError, match=r"batch_size=8 .* 6 training tasks"):
         sampler(batch_size=8)
+
+
+def mixture(weights: dict[str, float] | None = None, curriculum: Curriculum | None = None) -> TaskSampler:
+    tasks = [TaskRef(env="a", task_id=f"a{i}", difficulty=6 - i) for i in range(6)]
+    tasks += [TaskRef(env="b", task_id=f"b{i}", difficulty=i) for i in range(4)]
+    return TaskSampler(
+        tasks, batch_size=4, seed=0, weights=(weights or {"a": 1.0, "b": 1.0}).__getitem__, curriculum=curriculum
+    )
+
+
+def test_a_mixture_keeps_to_its_weights_in_every_batch() -> None:
+    source = mixture({"a": 3.0, "b": 1.0})
+    batches = [[draw.env for draw in source.next_batch()] for _ in range(12)]
+    assert all(sorted(batch) == ["a", "a", "a", "b"] for batch in batches)
+    uneven = mixture({"a": 2.0, "b": 1.0})
+    drawn = [draw.env for _ in range(6) for draw in uneven.next_batch()]
+    assert (drawn.count("a"), drawn.count("b")) == (16, 8)
+
+
+def test_each_environment_of_a_mixture_has_its_own_epochs() -> None:
+    source = mixture()
+    drawn = [draw for _ in range(6) for draw in source.next_batch()]
+    ofb = [(draw.epoch, draw.task_id) for draw in drawn if draw.env == "b"]
+    assert sorted(ofb) == [(epoch, f"b{i}") for epoch in range(3) for i in range(4)]
+    assert len({draw.group for draw in drawn}) == 24
+
+
+@pytest.mark.parametrize("position", [1, 3, 7])
+def test_a_mixture_put_at_a_position_goes_on_as_if_never_stopped(position: int) -> None:
+    whole = mixture({"a": 2.0, "b": 1.0})
+    expected = [whole.next_batch() for _ in range(9)]
+    resumed = mixture({"a": 2.0, "b": 1.0})
+    resumed.position = position
+    assert [resumed.next_batch() for _ in range(9 - position)] == expected[position:]
+
+
+def test_the_easy_tasks_come_first_in_the_first_epoch() -> None:
+    source = mixture(curriculum=load_curriculum("easy_first"))
+    drawn = [draw for _ in range(3) for draw in source.next_batch()]
+    assert [draw.task_id for draw in drawn if draw.env == "a"] == ["a5", "a4", "a3", "a2", "a1", "a0"]
+
+
+def test_a_curriculum_must_order_all_tasks() -> None:
+    with pytest.raises(ConfigError, match=r"gave 1 indices for 6 tasks"):
+        mixture(curriculum=lambda tasks, epoch, rng: [0])
+    tasks = [TaskRef(env="e", task_id=id) for id in IDS]
+    with pytest.raises(ConfigError, match=r"task 't0' of 'e' has no 'difficulty'"):
+        TaskSampler(tasks, batch_size=2, seed=0, curriculum=load_curriculum("easy_first"))

@@ -26,27 +26,27 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 
 
 def test_resuming_drops_what_comes_after_the_checkpoint(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, tensorboard=False)
+    log = RunLog(tmp_path)
     for step in range(5):
         log.metrics(step, {"reward/mean": step / 10})
         log.rollouts(f"step-{step:06d}", [rollout(1.0)])
         log.rollouts(f"validation-{step:06d}", [rollout(1.0)])
     with log.metrics_path.open("a") as file:
         file.write('{"step": 5, "rew')  # killed while writing
-    resumed = RunLog(tmp_path, tensorboard=False, resume_step=2)
+    resumed = RunLog(tmp_path, resume_step=2)
     assert [row["step"] for row in resumed.read_metrics()] == [0, 1, 2]
     assert sorted(p.stem for p in resumed.rollouts_dir.glob("*.jsonl"))[-1] == "validation-000002"
     assert len(list(resumed.rollouts_dir.iterdir())) == 6
 
 
 def test_numbers_that_json_cannot_hold_become_null(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, tensorboard=False)
+    log = RunLog(tmp_path)
     log.metrics(1, {"a": math.nan, "b": math.inf, "c": 1.5})
     assert log.read_metrics() == [{"step": 1, "a": None, "b": None, "c": 1.5}]
 
 
 def test_a_rollout_comes_back_from_its_line(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, tensorboard=False)
+    log = RunLog(tmp_path)
     played = rollout(0.5, segment([1, 2], [3, 4, 5], [1, 0, 1]), tool_calls=2)
     log.rollouts("step-000001", [played], [{"training": [{"advantages": [0.1]}]}])
     (row,) = read_jsonl(log.rollouts_dir / "step-000001.jsonl")
