@@ -211,6 +211,7 @@ class VllmEngine:
         await self.ready()
         assert self._shapes is not None
         self._shapes.check(weights)
+        weights = self._shapes.untied(weights)
         async with self._lock.update(), self._foreign("taking new weights"):
             with shared_file(weights) as path:
                 taken = set(await self._rpc("agentgym_load", path))

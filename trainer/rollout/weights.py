@@ -73,6 +73,10 @@ class Shapes:
         self._shapes = {name: tensor.shape for name, tensor in empty.state_dict().items()}
         self._tied = set(getattr(empty, "all_tied_weights_keys", None) or ())
 
+    def untied(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights without those that are another name of one."""
+        return {name: tensor for name, tensor in weights.items() if name not in self._tied}
+
     @property
     def vocabulary(self) -> int:
         """Number of token ids."""

@@ -121,6 +121,7 @@ class TestEngine:
         for seed in (1, 2):
             weights = reference(seed=seed).state_dict()
             await engine.update_weights(weights, engine.version + 1)
+            del weights["lm_head.weight"]  # another name of the embedding
             assert engine.engine.checksum == checksum(weights)
             sent.add(engine.engine.checksum)
         assert len(sent) == 2
