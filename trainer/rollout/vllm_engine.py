@@ -81,7 +81,8 @@ class VllmEngine:
         self._lock = UpdateLock()
         self._shapes: Shapes | None = None
         self._closed = False
-        self._open: set[str] = set()
+        self._open: dict[str, asyncio.Task[Any]] = {}
+        """Who asks for a session's turn."""
         self._running: set[asyncio.Task[Generation]] = set()
         self._numbers = itertools.count()
         self._stats = {"requests": 0.0, "generated_tokens": 0.0, "prefill_tokens": 0.0, "cached_tokens": 0.0}
@@ -147,23 +148,28 @@ class VllmEngine:
         check_params(sampling)
         await self.ready()
         self._check_prompt(prompt_ids, session_id)
-        if session_id in self._open:
+        before = self._open.get(session_id)
+        if before is not None and not before.cancelling():
             raise SessionError(f"session {session_id!r} has a turn in flight: await it before the next one")
-        self._open.add(session_id)
+        if before is not None:
+            await asyncio.wait([before])
+        task = asyncio.current_task()
+        assert task is not None
+        self._open[session_id] = task
         try:
             async with self._lock.request(), self._foreign("generating"):
-                task = asyncio.create_task(self._request(prompt_ids, sampling))
-                self._running.add(task)
+                request = asyncio.create_task(self._request(prompt_ids, sampling))
+                self._running.add(request)
                 try:
-                    return await task
+                    return await request
                 except asyncio.CancelledError:
-                    if self._closed and not task_is_cancelled():
+                    if self._closed and not task.cancelling():
                         raise InfraError("the vllm engine was closed") from None
                     raise
                 finally:
-                    self._running.discard(task)
+                    self._running.discard(request)
         finally:
-            self._open.discard(session_id)
+            self._open.pop(session_id, None)
 
     async def _request(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> Generation:
         prompt = list(map(int, prompt_ids))
@@ -456,9 +462,3 @@ def quiet(options: EngineOptions) -> Iterator[None]:
         os.dup2(before, 2)
         os.close(before)
         os.close(nowhere)
-
-
-def task_is_cancelled() -> bool:
-    """Whether somebody cancelled the task that runs now (and not only what it awaits)."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

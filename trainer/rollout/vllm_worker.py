@@ -15,6 +15,7 @@ OWNER = "AGENTGYM_ENGINE_OWNER"
 class WorkerExtension:
     """Mixed into the worker by vLLM (``worker_extension_cls``)."""
 
+    model_runner: Any
     reload_weights: Any
     """Of vLLM's worker: new weights in place, in the format of a checkpoint."""
 
@@ -30,7 +31,21 @@ class WorkerExtension:
 
         weights = load_file(path)
         self.reload_weights(weights_iterator=iter(weights.items()), is_checkpoint_format=True)
+        repack_heads(self.model_runner.get_model())
         return checksum(weights)
+
+
+def repack_heads(model: Any) -> None:
+    """Make output layers compute with their current weights.
+
+    On the CPU vLLM computes with packed copies. It does not renew that of an output layer that is tied to the embedding,
+    since nothing of that layer is in a checkpoint; elsewhere this does nothing.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    for layer in model.modules():
+        if isinstance(method := getattr(layer, "quant_method", None), UnquantizedEmbeddingMethod):
+            method.process_weights_after_loading(layer)
 
 
 def end_with(owner: int) -> None:

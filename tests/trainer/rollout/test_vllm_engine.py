@@ -232,6 +232,10 @@ def tiny(farm: Any) -> Iterator[Any]:
     if installed() is None:
         pytest.skip("vLLM is not installed")
     made = farm.on_loop(lambda: VllmEngine(options()))
+    arguments = vllm_engine.engine_arguments
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm_engine, "engine_arguments", lambda *given: arguments(*given) | {"enable_trace_replay": True})
+        asyncio.run(made.ready())
     yield made
     made.stop()
 
