@@ -38,8 +38,8 @@ class WorkerExtension:
 def repack_heads(model: Any) -> None:
     """Make output layers compute with their current weights.
 
-    On the CPU vLLM computes with packed copies. It does not renew that of an output layer that is tied to the embedding,
-    since nothing of that layer is in a checkpoint; elsewhere this does nothing.
+    On the CPU vLLM computes with packed copies. It does not renew that of an output layer which is tied to the
+    embedding, since nothing of that layer is in a checkpoint. Elsewhere this does nothing.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
