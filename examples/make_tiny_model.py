@@ -4,8 +4,11 @@
 
 Phase 1 shows the oracle on training problems that name their operations ("Multiply 24 by 31."): the model learns to
 call the calculator and to copy numbers exactly. Phase 2 shows the oracle on the default mix, most of it word problems,
-and stops at the first step after which the model solves at least 38 % of 200 held-out training problems, greedily. So
+and stops at the first step after which the model solves at least 42 % of 200 held-out training problems, greedily. So
 it can call tools, and has only begun to read word problems. Nothing of the validation split is used.
+
+The shipped weights are of an earlier run of this recipe. A new run ends with weights of its own (another order of the
+texts, another number of threads), that solve 0.42 to 0.55 of the validation tasks and learn more slowly or faster.
 """
 
 from __future__ import annotations
@@ -33,13 +36,13 @@ from agentgym.tools.calculator import calculator, format_number
 from agentgym.tools.calculator import evaluate as calculate
 from agentgym.trainer.models import shipped_model
 
-THRESHOLD = 0.38
-PHASE_1_STEPS = 300
-SHORT_STEPS = 40
-"""The first steps of phase 1 show conversations without the system message: shorter, so quicker."""
+THRESHOLD = 0.42
+PHASE_1_STEPS = 260
 PHASE_2_STEPS = 60
 BATCH = 32
 SEED = 0
+LEVELS = {1: 0.6, 2: 0.3, 3: 0.1}
+"""Of phase 1; phase 2 uses the environment's own mix."""
 MIX = {1: 0.8, 2: 0.15, 3: 0.05}
 NO_STORIES = dict.fromkeys(STORY_SHARES, 0.0)
 
@@ -134,14 +137,13 @@ def render(tokenizer: PreTrainedTokenizerFast, problem: Problem, *, system: bool
 
 
 def batches(
-    tokenizer: PreTrainedTokenizerFast, shown: Sequence[Problem], rng: random.Random, *, system: float
+    tokenizer: PreTrainedTokenizerFast, shown: Sequence[Problem], rng: random.Random
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(ids [B, L], mask [B, L] of what the assistant writes), for ever; a share of ``system`` rows with the
-    system message."""
+    """(ids [B, L], mask [B, L] of what the assistant writes), for ever; half of the rows without the system message."""
     opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
     while True:
         rows = [
-            render(tokenizer, problem, system=rng.random() < system, tokenize=True)
+            render(tokenizer, problem, system=rng.random() >= 0.5, tokenize=True)
             for problem in rng.sample(shown, BATCH)
         ]
         width = max(map(len, rows))
@@ -218,13 +220,11 @@ def main() -> None:
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     muon = torch.optim.Muon(matrices, lr=6e-3, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
     adam = torch.optim.AdamW(rest, lr=3e-3, weight_decay=0.0, betas=(0.9, 0.95))
-    expressions = problems(10_000, MIX, NO_STORIES, "expressions")
-    short = batches(tokenizer, expressions, rng, system=0.0)
-    source = batches(tokenizer, expressions, rng, system=0.5)
+    source = batches(tokenizer, problems(10_000, LEVELS, NO_STORIES, "expressions"), rng)
     for step in range(PHASE_1_STEPS):
         scale = min(1.0, (step + 1) / 20) * min(1.0, max(0.02, (PHASE_1_STEPS - step) / 120))
         muon.param_groups[0]["lr"], adam.param_groups[0]["lr"] = 6e-3 * scale, 3e-3 * scale
-        loss = loss_of(model, *next(short if step < SHORT_STEPS else source))
+        loss = loss_of(model, *next(source))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in (muon, adam):
@@ -232,7 +232,7 @@ def main() -> None:
             optimizer.zero_grad()
         if step % 20 == 0:
             print(f"phase 1  step {step:3d}  loss {loss.item():.4f}  {time.monotonic() - start:.0f}s", flush=True)
-    source = batches(tokenizer, mix, rng, system=0.5)
+    source = batches(tokenizer, mix, rng)
     gentle = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0, betas=(0.9, 0.95))
     for step in range(PHASE_2_STEPS):
         solved = success(model, tokenizer)
