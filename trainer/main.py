@@ -229,10 +229,14 @@ def build(
 
 def start_reward_model(config: TrainConfig, cluster: Cluster) -> list[Worker]:
     """Workers that hold the reward model, where one is configured."""
-    manager = make_reward_manager(config.reward, max_response_length=config.rollout.max_response_length)
-    if not isinstance(manager, ModelManager) or manager.model is None:
-        return []
-    return RewardModelGroup(cluster, manager, timeout=config.trainer.step_timeout).workers
+    manager = reward_model_of(config)
+    return [] if manager is None else RewardModelGroup(cluster, manager, timeout=config.trainer.step_timeout).workers
+
+
+def reward_model_of(config: TrainConfig) -> ModelManager | None:
+    """The manager that scores with a model of its own; None where there is none."""
+    manager = make_reward_manager(config.reward.shipped(), max_response_length=config.rollout.max_response_length)
+    return manager if isinstance(manager, ModelManager) and manager.model is not None else None
 
 
 def num_models(config: TrainConfig) -> int:
@@ -248,6 +252,8 @@ def make_cluster(config: TrainConfig) -> Cluster:
     workers = config.trainer.workers * num_models(config) + 1
     if config.rollout.engine == "vllm":
         workers += config.rollout.vllm.engines or 1
+    if (manager := reward_model_of(config)) is not None:
+        workers += manager.workers
     threads = config.trainer.threads if config.trainer.threads is not None else cpus
     return RayCluster(cpus=max(cpus, workers), threads=threads, plugins=plugins.loaded())
 

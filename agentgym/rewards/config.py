@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from agentgym.config import ConfigModel, setting
@@ -46,7 +47,7 @@ class RewardConfig(ConfigModel):
 
 
 def _ship(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the absolute paths of files of code."""
+    """Options with the absolute paths of files of code and of model folders."""
     return {name: _ship_value(value, key=name) for name, value in options.items()}
 
 
@@ -55,6 +56,8 @@ def _ship_value(value: Any, key: str) -> Any:
         return _ship(value)
     if isinstance(value, list):
         return [_ship_value(part, key) for part in value]
+    if key == "model" and isinstance(value, str) and Path(value).is_dir():
+        return str(Path(value).resolve())
     return absolute(value) if key == "path" and isinstance(value, str) else value
 
 

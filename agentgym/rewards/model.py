@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from agentgym.errors import AgentGymError, ConfigError, EnvError, boundary
 from agentgym.rewards.base import RewardData, RewardManager, RewardResult
@@ -79,6 +80,8 @@ class ModelManager(RewardManager):
                 f"reward.manager=model: reward.options.model={model}, reward.options.endpoint={endpoint}; "
                 f"expected one of them: a sequence classifier, or an OpenAI-compatible server with a judge"
             )
+        if model is not None and not Path(model).is_dir() and re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", model) is None:
+            raise ConfigError(f"reward.options.model={model}: no such folder, and not a hub id")
         self.model = model
         self.workers = workers
         self.batch_size = batch_size
