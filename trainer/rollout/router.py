@@ -138,6 +138,7 @@ class EngineRouter:
         self._lock = UpdateLock()
         self._weights: Mapping[str, Tensor] | None = None
         self._keepers: list[asyncio.Task[None]] = []
+        self._begun = False
         self._closed = False
         self._stats = dict.fromkeys(
             ("requests", "generated_tokens", "prefill_tokens", "cached_tokens", "retries", "restarts", "moves"), 0.0
@@ -146,14 +147,15 @@ class EngineRouter:
     # What callers use
 
     async def ready(self) -> None:
-        """Start the engines and wait until all of them are ready or given up.
+        """Start the engines and wait for all of them; later on wait until there is any.
 
         Raises:
             InfraError: no engine could be started.
         """
         self._keep()
         async with self._changed:
-            await self._changed.wait_for(self._settled)
+            await self._changed.wait_for(self._usable if self._begun else self._settled)
+        self._begun = True
         self._check_alive()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str) -> Generation:
@@ -208,7 +210,7 @@ class EngineRouter:
     async def _choose(self, session_id: str, avoid: int | None) -> _Slot:
         """The engine for a session: its own, unless that is not ready, to be avoided, or much busier than another."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._closed or self._ready or not self._hopeful())
+            await self._changed.wait_for(self._usable)
         self._check_alive()
         ready = [self._slots[number] for number in sorted(self._ready)]
         candidates = [slot for slot in ready if slot.number != avoid] or ready
@@ -345,6 +347,10 @@ class EngineRouter:
             raise InfraError("the engines are closed")
         if not self._keepers:
             self._keepers = [asyncio.create_task(self._keeper(slot)) for slot in self._slots]
+
+    def _usable(self) -> bool:
+        """Whether there is an engine to ask, or no hope for one."""
+        return self._closed or bool(self._ready) or not self._hopeful()
 
     def _settled(self) -> bool:
         """Whether no engine is being started."""

@@ -262,6 +262,28 @@ async def test_an_engine_that_fails_at_an_update_never_serves_older_weights(make
     assert farm.made[2].version == 7
 
 
+async def test_nobody_waits_for_an_engine_that_is_started_anew(make: Make, farm: Farm) -> None:
+    router = make(2)
+    await router.ready()
+    started = asyncio.Event()
+
+    def wait_to_start(engine: Fragile) -> None:
+        engine.ready = started.wait  # type: ignore[method-assign,assignment]
+
+    farm.prepare = wait_to_start
+    farm.made[0].dead = True
+    await router.generate([1], SAMPLING, "s")
+    await router.generate([1], SAMPLING, "t")
+    await farm.third.wait()
+    await asyncio.wait_for(router.update_weights({}, 2), 1)
+    await asyncio.wait_for(router.ready(), 1)
+    assert (await router.generate([1], SAMPLING, "s")).weight_version == 2
+    # It takes the weights that came while it started.
+    started.set()
+    await settle()
+    assert farm.made[2].version == 2
+
+
 async def test_weights_that_do_not_fit_change_nothing(make: Make, farm: Farm) -> None:
     router = make(1)
     await router.update_weights({}, 1)
