@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
     "rollout": "vllm",
     "rollout.vllm.engines": 2,
     "rollout.n": 8,
-    "data.batch_size": 8,
+    "data.batch_size": 4,
     "data.val_size": 8,
     "trainer.total_steps": STEPS,
     "trainer.lr": 1e-4,
@@ -120,7 +120,7 @@ def test_a_run_with_two_engines_survives_the_death_of_one(tmp_path: Path) -> Non
         assert row["rollout/logprob_gap_max"] < 1e-3
         assert row["version/lag"] == 0
         assert row["sessions/live"] == 0
-        assert row["sessions/opened"] == row["sessions/closed"] >= 64
+        assert row["sessions/opened"] == row["sessions/closed"] >= 32
         assert row["rollout/failed"] == 0
         assert row["engine/cached_tokens"] > 0
     assert sum(row["engine/restarts"] for row in rows[1:]) <= 1
