@@ -358,6 +358,8 @@ def _explain(model: type[BaseModel], error: Mapping[str, Any]) -> str:
     if error["type"] == "value_error":
         message = message.removeprefix("Value error, ")
         return f"{key}={_show(error['input'])}: {message}" if _is_leaf(model, path) else message
+    if error["type"] == "missing" and path[-1].isdigit():
+        return f"{key} is missing: expected more than {path[-1]} values ({_description(model, path)})"
     if error["type"] == "missing":
         return f"{key}=... is missing: {_description(model, path)}"
     if error["type"] == "extra_forbidden":
@@ -365,7 +367,7 @@ def _explain(model: type[BaseModel], error: Mapping[str, Any]) -> str:
     if error["type"] == "model_type":
         return f"{key}={_show(error['input'])}: expected keys below it ({key}.KEY=VALUE), not a single value"
     expected = re.sub(r"^Input (should be|is not)( a valid)?", "expected", message).replace("dictionary", "mapping")
-    near = ""
+    near = f" Write {key}=[{error['input']}]" if error["type"] == "list_type" and _is_leaf(model, path) else ""
     if error["type"] == "literal_error" and isinstance(error["input"], str):
         near = did_you_mean(error["input"], re.findall(r"'([^']*)'", expected))
     about = f" ({description})" if (description := _description(model, path)) else ""

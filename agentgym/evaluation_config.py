@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from agentgym.config import ConfigModel, Names, section, setting
 from agentgym.data.config import FilesConfig, ToolsConfig, provide_dataset
@@ -47,6 +48,13 @@ class EndpointConfig(ConfigModel):
         "max_tokens", "What the API calls the limit of tokens; newer models of OpenAI want max_completion_tokens"
     )
     extra_body: dict[str, Any] = setting({}, "Further fields of every request, e.g. {reasoning_effort: low}")
+
+    @field_validator("url", mode="after")
+    @classmethod
+    def _url_is_an_address(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"https?://\w", value):
+            raise ValueError("expected an address that begins with http:// or https://, e.g. http://127.0.0.1:8000/v1")
+        return value
 
 
 class EvalConfig(ConfigModel):

@@ -158,7 +158,7 @@ class TrainerConfig(ConfigModel):
     )
     workers: int = setting(1, "Processes that train the model, each with a shard of it", ge=1, synonyms=["world_size"])
     threads: int | None = setting(None, "CPU threads for computing; null: all cores", ge=1, synonyms=["num_threads"])
-    lr: float = setting(1e-6, "Peak learning rate of AdamW", gt=0.0, synonyms=["learning_rate"])
+    lr: float = setting(1e-6, "Peak learning rate of AdamW", gt=0.0, synonyms=["lr", "learning_rate"])
     weight_decay: float = setting(0.01, "Weight decay of AdamW", ge=0.0)
     betas: tuple[float, float] = setting((0.9, 0.999), "Moment decay rates of AdamW")
     warmup_steps: int = setting(

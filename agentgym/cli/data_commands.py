@@ -14,7 +14,10 @@ data_app = typer.Typer(help="Make data files for env=dataset.", no_args_is_help=
 
 @data_app.callback()
 def data() -> None:
-    """Make data files for env=dataset."""
+    """Make data files for env=dataset.
+
+    Example: agentgym data prepare gsm8k
+    """
 
 
 @data_app.command()
