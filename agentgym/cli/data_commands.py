@@ -9,7 +9,7 @@ import typer
 
 from agentgym.console import Console
 
-data_app = typer.Typer(help="Make data files for env=dataset.", no_args_is_help=True)
+data_app = typer.Typer(no_args_is_help=True)
 
 
 @data_app.callback()
