@@ -52,8 +52,8 @@ class EndpointConfig(ConfigModel):
     @field_validator("url", mode="after")
     @classmethod
     def _url_is_an_address(cls, value: str | None) -> str | None:
-        if value is not None and not re.match(r"https?://\w", value):
-            raise ValueError("expected an address that begins with http:// or https://, e.g. http://127.0.0.1:8000/v1")
+        if value is not None and not re.match(r"https?://\w|[\w-]+[.:]|localhost", value):
+            raise ValueError("expected an address, e.g. http://127.0.0.1:8000/v1")
         return value
 
 

@@ -260,7 +260,7 @@ async def test_a_tool_cannot_change_the_recorded_call() -> None:
 async def test_defaults_of_the_base_class() -> None:
     tool = BaseTool({}, SCHEMA)
     assert await tool.create("id") == ("id", ToolResponse())
-    assert len((await tool.create())[0]) == 32
+    assert len((await tool.create())[0]) == 16
     assert await tool.calc_reward("id") == 0.0
     await tool.release("id")
     with pytest.raises(NotImplementedError, match=r"'echo' \(BaseTool\) does not define execute"):
