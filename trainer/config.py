@@ -81,6 +81,7 @@ class CriticConfig(ConfigModel):
     lr: float = setting(1e-5, "Peak learning rate; its course is that of trainer.lr", gt=0.0)
     weight_decay: float = setting(0.01, "Weight decay", ge=0.0)
     grad_clip: float = setting(1.0, "Gradients are scaled down to this norm", gt=0.0)
+    epochs: int | None = setting(None, "Passes over the batch of a step; null: algo.epochs", ge=1)
     warmup_steps: int = setting(
         0, "First steps of the run in which only the critic learns", ge=0, synonyms=["critic_warmup"]
     )

@@ -262,7 +262,7 @@ class Trainer:
                 mask_truncated(batch)
 
     def update_critic(self, batch: Batch) -> dict[str, float]:
-        """Move the values towards the returns, in the same mini-batches as the policy."""
+        """Move the values towards the returns, in mini-batches like those of the policy."""
         if self.critic is None or len(batch) == 0:
             return {}
         self.progress.status("critic")
@@ -271,7 +271,8 @@ class Trainer:
             learned = batch["response_mask"] & batch["valid"][:, None]
             explained = explained_variance(batch["values"], batch["returns"], learned)
             lr = learning_rate(settings, self.step, self.total_steps, peak=self.config.critic.lr)
-            learned_values = self.critic.update(batch, list(self.mini_batches(batch)), lr)
+            epochs = self.config.critic.epochs or self.config.algo.epochs
+            learned_values = self.critic.update(batch, list(self.mini_batches(batch, epochs)), lr)
         return learned_values | {"critic/explained_variance": explained}
 
     def update_actor(self, batch: Batch) -> dict[str, float]:
@@ -281,16 +282,16 @@ class Trainer:
         self.progress.status("update")
         with self.timed("update"):
             lr = learning_rate(self.config.trainer, self.step, self.total_steps)
-            return self.actor.update(batch, list(self.mini_batches(batch)), lr)
+            return self.actor.update(batch, list(self.mini_batches(batch, self.config.algo.epochs)), lr)
 
-    def mini_batches(self, batch: Batch) -> Iterator[list[int]]:
+    def mini_batches(self, batch: Batch, epochs: int) -> Iterator[list[int]]:
         """Rows of each mini-batch: whole rollouts, in a new random order in every epoch."""
         size = self.config.trainer.mini_batch_size
         rows_of: dict[int, list[int]] = {}
         for row, rollout in enumerate(batch["rollout"].tolist()):
             rows_of.setdefault(rollout, []).append(row)
         rollouts = list(rows_of)
-        for epoch in range(self.config.algo.epochs):
+        for epoch in range(epochs):
             order = rollouts
             if size is not None:
                 seed = derive_seed(self.config.trainer.seed, "mini-batches", self.step, epoch)

@@ -51,6 +51,7 @@ PPO = {
     "trainer.mini_batch_size": 8,
     "critic.lr": 1e-3,
     "critic.warmup_steps": 1,
+    "critic.epochs": 1,
     "algo.kl_reward.coef": 0.05,
     "algo.kl_reward.target": 0.001,
     "algo.kl_reward.horizon": 100,
