@@ -11,12 +11,17 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+ON_REQUEST = {"slow": "takes minutes", "docker": "starts containers"}
+"""Marks of tests that run only when ``-m`` names them, and why."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes minutes runs only when it is asked for."""
-    if "slow" not in config.option.markexpr:
-        for item in items:
-            if item.get_closest_marker("slow") is not None:
-                item.add_marker(pytest.mark.skip(reason="takes minutes: run with -m slow"))
+    """Skip what runs only when it is asked for."""
+    for mark, why in ON_REQUEST.items():
+        if mark not in config.option.markexpr:
+            for item in items:
+                if item.get_closest_marker(mark) is not None:
+                    item.add_marker(pytest.mark.skip(reason=f"{why}: run with -m {mark}"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
