@@ -50,7 +50,7 @@ def learned(group: CriticGroup, data: Batch, steps: int = 2, lr: float = 1e-3) -
     return {"metrics": metrics, "values": group.values(data)}
 
 
-@pytest.mark.parametrize("rows", [7, 1])
+@pytest.mark.parametrize("rows", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_two_ranks_learn_what_one_rank_learns(inline: InlineCluster, tmp_path: Path, rows: int) -> None:
     # C8, C17, H1, H2, G8
     data = returns_of(batch(rows))

@@ -8,7 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agentgym.trainer.tracking import read_jsonl
+
+pytestmark = pytest.mark.slow
 
 REWARDS = '''
 import os
