@@ -31,7 +31,7 @@ async def _measure(rollouts: int, passes: int) -> list[dict[str, float | str]]:
     tasks = env.tasks("train")[:rollouts]
     turns = {task.id: [parser.render(turn) for turn in env.oracle(task)] for task in tasks}
     env.close()
-    draws = [Draw(task_id=task.id, number=number, epoch=0) for number, task in enumerate(tasks)]
+    draws = [Draw(env=config.env.name, task_id=task.id, number=number, epoch=0) for number, task in enumerate(tasks)]
     relax_garbage_collection()  # as in a rollout worker
     rows: list[dict[str, float | str]] = []
     for number in range(1, passes + 1):

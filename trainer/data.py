@@ -26,7 +26,8 @@ class Draw:
     task_id: str
     number: int
     epoch: int
-    env: str = ""
+    env: str
+    """Name of the environment, one of a mixture's."""
 
     @property
     def group(self) -> str:
