@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 from agentgym import plugins
 from agentgym.errors import ConfigError, EnvError
-from agentgym.registry import import_target
+from agentgym.registry import import_file, import_target
 from agentgym.session import Session
 from agentgym.types import AssistantTurn
 
@@ -71,7 +70,7 @@ def load_agent(place: str) -> Agent:
     path = plugins.as_path(source)
     if path is not None:
         plugins.load([source])
-        module = importlib.import_module(plugins.module_name(path))
+        module = import_file(path)
         if not hasattr(module, name):
             raise ConfigError(f"agent={place!r}: {source} has no {name!r}")
         function = getattr(module, name)

@@ -15,9 +15,7 @@ from agentgym.env import Env
 from agentgym.errors import AgentGymError, ConfigError, EnvError, SessionClosed, boundary
 from agentgym.registration import EnvSpec
 from agentgym.sync import LoopThread, SyncThread, block_on
-from agentgym.types import AssistantTurn, RolloutStatus, Task
-
-SPLITS = ("train", "validation")
+from agentgym.types import SPLITS, AssistantTurn, RolloutStatus, Task
 
 GARBAGE = (
     "",

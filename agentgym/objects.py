@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from agentgym.errors import AgentGymError, ConfigError, boundary, did_you_mean
-from agentgym.registry import import_target
+from agentgym.registry import import_file, import_target
 
 
 def load_object(where: str, *, what: str, name: str | None = None) -> Any:
@@ -37,7 +34,7 @@ def load_object(where: str, *, what: str, name: str | None = None) -> Any:
         raise ConfigError(f"{what}: file {str(path)!r} does not exist.{did_you_mean(path.name, beside)}")
     if not attribute:
         raise ConfigError(f"{what}={where}: which object of the file? Write {where}:NAME")
-    module = import_file(path, what=what)
+    module = load_file(path, what=what)
     if not hasattr(module, attribute):
         known = [found for found in vars(module) if not found.startswith("_")]
         raise ConfigError(
@@ -46,26 +43,13 @@ def load_object(where: str, *, what: str, name: str | None = None) -> Any:
     return getattr(module, attribute)
 
 
-def import_file(path: Path, *, what: str) -> ModuleType:
-    """Import a Python file once per process, under a name made of its path. Raises `ConfigError` if that fails."""
-    path = path.resolve()
-    name = f"agentgym_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{what} {str(path)!r} cannot be imported: expected a name that ends in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up
+def load_file(path: Path, *, what: str) -> ModuleType:
+    """Import a Python file once per process. Raises `ConfigError` if that fails."""
     try:
         with boundary(f"importing {what} {str(path)!r}"):
-            spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        if isinstance(error, AgentGymError):
-            raise ConfigError(str(error)) from error
-        raise
-    return module
+            return import_file(path)
+    except AgentGymError as error:
+        raise ConfigError(str(error)) from error
 
 
 def absolute(where: str) -> str:

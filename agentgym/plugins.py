@@ -13,12 +13,9 @@ spawned process) knows the same names. Entry points are found there by themselve
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import logging
 import os
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.errors import PluginError, RegistrationError, did_you_mean
-from agentgym.registry import importing
+from agentgym.registry import import_file, importing
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -113,7 +110,7 @@ def _load_one(source: str) -> None:
         return
     if path is not None:
         with _importing(f"plugin {source!r}", canonical):
-            _import_file(path)
+            import_file(path)
     else:
         module, _, attribute = source.partition(":")
         with _importing(f"plugin {source!r}", canonical):
@@ -133,26 +130,6 @@ def as_path(source: str) -> Path | None:
         siblings = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise PluginError(f"plugin {source!r}: there is no file {path}.{did_you_mean(path.name, siblings)}")
     return path
-
-
-def module_name(path: Path) -> str:
-    """The module name of a plugin file: the same in every process, and nobody else's."""
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    return f"agentgym_plugin_{path.stem}_{digest}"
-
-
-def _import_file(path: Path) -> None:
-    name = module_name(path)
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
 
 
 def _call(value: Any) -> None:

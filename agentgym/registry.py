@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
 from agentgym.errors import (
@@ -139,6 +142,26 @@ def import_target(path: str, *, what: str) -> Any:
             raise PluginError(f"{what}: {module_name!r} has no {attribute!r}.{did_you_mean(part, dir(value))}")
         value = getattr(value, part)
     return value
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a Python file once per process, as a module whose name no other file and the same file in every process
+    has. Raises what the file raises, and `ImportError` for another kind of file."""
+    path = path.resolve()
+    name = f"agentgym_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 @contextmanager

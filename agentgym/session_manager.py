@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from agentgym import registration, sync, tool_threads
 from agentgym.errors import ConfigError, SessionClosed, SessionError
@@ -15,6 +15,9 @@ from agentgym.registration import EnvSpec
 from agentgym.resources import ReleaseReport, outlast
 from agentgym.session import Session, Wrapper
 from agentgym.types import RolloutStatus
+
+if TYPE_CHECKING:
+    from agentgym.settings import RolloutConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +153,17 @@ class SessionManager:
         self._report = ReleaseReport()
         self._stuck_before = stuck_threads()
         self._closed = False
+
+    @classmethod
+    def of(cls, settings: RolloutConfig) -> Self:
+        """One with the limits of a configuration's ``rollout`` section."""
+        return cls(
+            settings.session_limit,
+            open_timeout=settings.open_timeout,
+            step_timeout=settings.step_timeout,
+            session_timeout=settings.session_timeout,
+            close_timeout=settings.close_timeout,
+        )
 
     def open(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from agentgym.errors import ConfigError, EnvError, boundary, did_you_mean
-from agentgym.objects import import_file
+from agentgym.objects import load_file
 from agentgym.registry import import_target
 from agentgym.tool import BaseTool
 from agentgym.toolbox import select_tools
@@ -63,7 +63,7 @@ def _load_file(path: Path) -> list[BaseTool]:
 
 
 def _load_python(path: Path) -> list[BaseTool]:
-    module = import_file(path, what="tool file")
+    module = load_file(path, what="tool file")
     found: dict[int, BaseTool] = {}
     for name, value in vars(module).items():
         if isinstance(value, BaseTool) and not name.startswith("_"):
@@ -136,7 +136,7 @@ def _find(path: Path, where: str, class_name: str) -> Any:
     if not source.is_file():
         beside = [item.name for item in source.parent.iterdir()] if source.parent.is_dir() else []
         raise ConfigError(f"{where}: file {str(source)!r} does not exist.{did_you_mean(source.name, beside)}")
-    module = import_file(source, what="tool file")
+    module = load_file(source, what="tool file")
     if not hasattr(module, attribute):
         known = [name for name, value in vars(module).items() if isinstance(value, type | BaseTool)]
         raise ConfigError(f"{where}: {file!r} has no {attribute!r}.{did_you_mean(attribute, known)}")

@@ -16,6 +16,10 @@ Part = dict[str, Any]
 Content = str | list[Part]
 
 
+SPLITS = ("train", "validation")
+"""The splits that every environment has."""
+
+
 class Message(TypedDict):
     """A chat message. Tool messages have ``name`` and ``tool_call_id``; assistant messages may have ``tool_calls``."""
 

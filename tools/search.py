@@ -17,6 +17,7 @@ from pydantic import model_validator
 
 from agentgym.config import ConfigModel, setting, validate
 from agentgym.errors import ConfigError, EnvError, InfraError
+from agentgym.pace import Pace
 from agentgym.tool import BaseTool
 from agentgym.tool_threads import run_in_thread
 from agentgym.tools.retrieval import MAX_TOPK, Bm25Index, read_corpus
@@ -205,7 +206,7 @@ class Throttle:
 
     def __init__(self, concurrency: int, per_second: float | None) -> None:
         self._concurrency = concurrency
-        self._spacing = 0.0 if per_second is None else 1.0 / per_second
+        self._per_second = per_second
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = weakref.WeakKeyDictionary()
 
     @asynccontextmanager
@@ -215,25 +216,20 @@ class Throttle:
             await asyncio.sleep(wait)
         turns = self._turns()
         async with turns.places:
-            loop = asyncio.get_running_loop()
-            start = max(loop.time(), turns.next_start)
-            turns.next_start = start + self._spacing
-            if start > loop.time():
-                await asyncio.sleep(start - loop.time())
+            await turns.pace.wait()
             yield
 
     def pause(self, seconds: float) -> None:
         """Let no request start for so long."""
-        turns = self._turns()
-        turns.next_start = max(turns.next_start, asyncio.get_running_loop().time() + seconds)
+        self._turns().pace.pause(seconds)
 
     def _turns(self) -> _Turns:
-        return self._loops.setdefault(asyncio.get_running_loop(), _Turns(asyncio.Semaphore(self._concurrency)))
+        return self._loops.setdefault(asyncio.get_running_loop(), _Turns(self._concurrency, self._per_second))
 
 
 class _Turns:
     """The state of a `Throttle` in one event loop."""
 
-    def __init__(self, places: asyncio.Semaphore) -> None:
-        self.places = places
-        self.next_start = 0.0
+    def __init__(self, concurrency: int, per_second: float | None) -> None:
+        self.places = asyncio.Semaphore(concurrency)
+        self.pace = Pace(per_second)

@@ -38,11 +38,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from agentgym.errors import ConfigError, EnvError
+from agentgym.rewards.overlong import overlong_penalty
 from agentgym.rewards.scorer import TOKEN_REWARDS
 from agentgym.rollout import Rollout
 from agentgym.tokens.output import AgentLoopOutput
 from agentgym.trainer.algorithms import mask_truncated as clear_truncated
-from agentgym.trainer.algorithms import overlong_penalty, place_rewards, place_turn_rewards
+from agentgym.trainer.algorithms import place_rewards, place_turn_rewards
 
 Batch: TypeAlias = TensorDict
 

@@ -18,6 +18,7 @@ from agentgym.console import Console, RunSummary
 from agentgym.errors import ConfigError
 from agentgym.rewards.config import make_reward_manager
 from agentgym.rewards.model import ModelManager
+from agentgym.settings import ModelConfig
 from agentgym.trainer import checkpoint, tracking
 from agentgym.trainer.cluster import Cluster, InlineCluster, RayCluster, Worker
 from agentgym.trainer.config import TrainConfig
@@ -153,7 +154,6 @@ def build(
     stack: ExitStack,
 ) -> Trainer:
     """Start cluster and workers and put the trainer together; everything is taken down again by ``stack``."""
-    plugins.load(config.plugins)  # advantages are computed here; workers load theirs
     tracking.write_environment(folder)
     train_tasks, val_tasks = load_tasks(config, console.line)
     sampler = TaskSampler(
@@ -169,30 +169,7 @@ def build(
     stack.callback(cluster.close)
     stop.install()
     model = config.model if resumed_from is None else config.model.model_copy(update={"path": str(resumed_from)})
-    current = config.model_copy(update={"model": model})
-    threads = config.trainer.threads
-    actor: ActorGroup | None = None
-    rollout: RolloutGroup | Replay
-    if config.trainer.replay is not None:
-        rollout = Replay(Path(config.trainer.replay))
-    else:
-        setup = RolloutSetup(
-            plugins=config.plugins,
-            envs=config.env.members(),
-            model=model,
-            rollout=config.rollout,
-            threads=threads,
-            reward=config.reward.shipped(),
-            reward_model=start_reward_model(config, cluster),
-        )
-        if cluster.gpus and setup.vllm_on_gpu and config.rollout.vllm.colocate:
-            actor = ActorGroup(cluster, current)
-            setup = replace(setup, places=actor.places())
-        elif cluster.gpus:
-            setup = replace(setup, trainer_gpus=config.trainer.workers * num_models(config))
-        rollout = RolloutGroup(cluster, setup, timeout=config.trainer.step_timeout)
-    stack.callback(rollout.close)
-    actor = actor if actor is not None else ActorGroup(cluster, current)
+    actor, rollout = start_policy(config, model, cluster, stack)
     reference = ReferenceGroup(cluster, config) if config.algo.needs_reference else None
     critic = CriticGroup(cluster, config) if config.needs_critic else None
     groups: tuple[ModelGroup | None, ...] = (actor, reference, critic)
@@ -225,6 +202,33 @@ def build(
     if resumed_from is not None:
         trainer.resume(resumed_from)
     return trainer
+
+
+def start_policy(
+    config: TrainConfig, model: ModelConfig, cluster: Cluster, stack: ExitStack
+) -> tuple[ActorGroup, RolloutGroup | Replay]:
+    """The workers that train ``model`` and those that play with it, or what stands in for them in a replay."""
+    current = config.model_copy(update={"model": model})
+    if config.trainer.replay is not None:
+        return ActorGroup(cluster, current), Replay(Path(config.trainer.replay))
+    setup = RolloutSetup(
+        plugins=config.plugins,
+        envs=config.env.members(),
+        model=model,
+        rollout=config.rollout,
+        threads=config.trainer.threads,
+        reward=config.reward.shipped(),
+        reward_model=start_reward_model(config, cluster),
+    )
+    actor: ActorGroup | None = None
+    if cluster.gpus and setup.vllm_on_gpu and config.rollout.vllm.colocate:
+        actor = ActorGroup(cluster, current)
+        setup = replace(setup, places=actor.places())
+    elif cluster.gpus:
+        setup = replace(setup, trainer_gpus=config.trainer.workers * num_models(config))
+    rollout = RolloutGroup(cluster, setup, timeout=config.trainer.step_timeout)
+    stack.callback(rollout.close)
+    return actor if actor is not None else ActorGroup(cluster, current), rollout
 
 
 def start_reward_model(config: TrainConfig, cluster: Cluster) -> list[Worker]:

@@ -35,6 +35,7 @@ from agentgym.trainer.model_path import resolve_model_path
 from agentgym.trainer.models import shipped_models
 from agentgym.trainer.rollout.vllm_support import check_vllm
 from agentgym.trainer.tracking import GREEDY, STEP, recorded_steps
+from agentgym.types import SPLITS
 
 if TYPE_CHECKING:
     from agentgym.env import Env
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
     from agentgym.types import Task
 
 MODEL_FILES = ("config.json", "tokenizer_config.json", "chat_template.jinja", *TOKENIZER_FILES)
-
-SPLITS = ("train", "validation")
-"""The splits that every environment has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,3 @@ class Replay:
 
     def sync_weights(self, actor: ActorGroup, version: int) -> None:
         """There is no engine to keep up to date."""
-
-    def close(self) -> None:
-        """Nothing is open."""

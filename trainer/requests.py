@@ -59,17 +59,13 @@ def training_requests(config: TrainConfig, draws: Sequence[Draw], step: int) -> 
     seed = config.trainer.seed
     envs = {member.name: member for member in config.env.members()}
     return [
-        request(
+        _of_draw(
+            config,
             envs[draw.env],
-            config.rollout,
-            key=f"{step}/{draw.env}/{draw.group}/{sample}",
-            task_id=draw.task_id,
-            group=draw.group,
-            sample=sample,
-            split="train",
-            # One environment seed for the whole group: its samples answer the same prompt.
-            env_seed=derive_seed(seed, "env", draw.group) % 2**31,
-            sampling=loop_sampling(config.rollout, seed=derive_seed(seed, "sample", draw.group, sample)),
+            draw,
+            step,
+            sample,
+            loop_sampling(config.rollout, seed=derive_seed(seed, "sample", draw.group, sample)),
         )
         for draw in draws
         for sample in range(config.rollout.n)
@@ -79,20 +75,25 @@ def training_requests(config: TrainConfig, draws: Sequence[Draw], step: int) -> 
 def baseline_requests(config: TrainConfig, draws: Sequence[Draw], step: int) -> list[RolloutRequest]:
     """Each draw once more, greedily: the episode whose score is the baseline of its samples."""
     envs = {member.name: member for member in config.env.members()}
-    return [
-        request(
-            envs[draw.env],
-            config.rollout,
-            key=f"{step}/{draw.env}/{draw.group}/greedy",
-            task_id=draw.task_id,
-            group=draw.group,
-            sample=config.rollout.n,
-            split="train",
-            env_seed=derive_seed(config.trainer.seed, "env", draw.group) % 2**31,
-            sampling=loop_sampling(config.rollout, seed=None, greedy=True),
-        )
-        for draw in draws
-    ]
+    greedy = loop_sampling(config.rollout, seed=None, greedy=True)
+    return [_of_draw(config, envs[draw.env], draw, step, config.rollout.n, greedy) for draw in draws]
+
+
+def _of_draw(
+    config: TrainConfig, env: EnvConfig, draw: Draw, step: int, sample: int, sampling: LoopSampling
+) -> RolloutRequest:
+    return request(
+        env,
+        config.rollout,
+        key=f"{step}/{draw.env}/{draw.group}/{sample}",
+        task_id=draw.task_id,
+        group=draw.group,
+        sample=sample,
+        split="train",
+        # One environment seed for the whole group: its samples answer the same prompt.
+        env_seed=derive_seed(config.trainer.seed, "env", draw.group) % 2**31,
+        sampling=sampling,
+    )
 
 
 def validation_requests(config: TrainConfig, tasks: Sequence[TaskRef], step: int) -> list[RolloutRequest]:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from agentgym import plugins, registration
 from agentgym.errors import ConfigError
 from agentgym.trainer.config import TrainConfig
+from agentgym.types import SPLITS
 
 if TYPE_CHECKING:
     from agentgym.env import Env
     from agentgym.settings import EnvConfig
     from agentgym.tokens import Renderer
     from agentgym.types import Task
-
-SPLITS = ("train", "validation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

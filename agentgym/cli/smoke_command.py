@@ -32,7 +32,7 @@ from agentgym.session import Session
 from agentgym.session_manager import SessionManager, SessionStats
 from agentgym.settings import EnvConfig, ModelConfig
 from agentgym.tokens import Renderer
-from agentgym.types import Message, RolloutStatus
+from agentgym.types import SPLITS, Message, RolloutStatus
 
 if TYPE_CHECKING:
     from agentgym.env import Env
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from agentgym.runner import RolloutRequest
     from agentgym.tokens.renderer import Increment, Tools
 
-SPLITS = ("train", "validation")
 PHASES = ("waiting", "opening", "oracle", "tokens", "steps", "closing")
 """``steps`` is the environment's part: tools, sandbox and score."""
 COUNTERS = ("tool_calls", "tool_errors", "parse_errors")
@@ -124,13 +123,7 @@ async def play(config: SmokeConfig, requests: Sequence[RolloutRequest], script: 
     tokenizer = load_tokenizer(config.model.path, revision=config.model.revision)
     before = children()
     laps = [Lap() for _ in requests]
-    async with TimedManager(
-        settings.session_limit,
-        open_timeout=settings.open_timeout,
-        step_timeout=settings.step_timeout,
-        session_timeout=settings.session_timeout,
-        close_timeout=settings.close_timeout,
-    ) as manager:
+    async with TimedManager.of(settings) as manager:
         runner = RolloutRunner(
             manager=manager,
             generator=OracleEngine(script, tokenizer),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from agentgym.errors import ConfigError, InfraError, boundary
 from agentgym.messages import openai_messages, turn_from_openai
+from agentgym.pace import Pace
 from agentgym.session import Session
 from agentgym.types import RolloutStatus
 
@@ -22,23 +22,6 @@ NO_KEY = "none"
 
 class EndpointRefused(ConfigError):
     """The endpoint refuses every request: wrong key, unknown model, wrong address. The evaluation stops."""
-
-
-class Pace:
-    """At most so many requests a minute, evenly spaced."""
-
-    def __init__(self, per_minute: float | None) -> None:
-        self._interval = 0.0 if per_minute is None else 60.0 / per_minute
-        self._next = 0.0
-
-    async def wait(self) -> None:
-        """Return when the next request may be sent."""
-        if not self._interval:
-            return
-        now = asyncio.get_running_loop().time()
-        turn = max(now, self._next)
-        self._next = turn + self._interval
-        await asyncio.sleep(turn - now)
 
 
 class EndpointAgent:
@@ -65,7 +48,8 @@ class EndpointAgent:
         self.settings = settings
         self.rollout = rollout
         self.parser = parser
-        self._pace = Pace(settings.requests_per_minute)
+        per_minute = settings.requests_per_minute
+        self._pace = Pace(None if per_minute is None else per_minute / 60)
         self._client = openai.AsyncOpenAI(
             base_url=base_url(settings.url),
             api_key=api_key(settings),

@@ -75,13 +75,7 @@ def external_loop(agent: str | None) -> dict[str, Any]:
 async def _play_sessions(config: EvalConfig, todo: Sequence[Key], act: Act, finished: Finished) -> None:
     settings = config.rollout
     async with (
-        SessionManager(
-            settings.session_limit,
-            open_timeout=settings.open_timeout,
-            step_timeout=settings.step_timeout,
-            session_timeout=settings.session_timeout,
-            close_timeout=settings.close_timeout,
-        ) as manager,
+        SessionManager.of(settings) as manager,
         AsyncExitStack() as stack,
     ):
         scorer = make_scorer(config.reward, max_response_length=settings.max_response_length)

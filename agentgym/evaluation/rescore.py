@@ -23,12 +23,10 @@ from agentgym.settings import EnvConfig
 from agentgym.statistics import Estimate, clustered_mean
 from agentgym.tally import error_type, status_of
 from agentgym.tool_env import ToolEnv
-from agentgym.types import RolloutStatus, Task
+from agentgym.types import SPLITS, RolloutStatus, Task
 
 if TYPE_CHECKING:
     from agentgym.rewards.scorer import Scorer
-
-SPLITS = ("validation", "train")
 
 
 class ScoreConfig(ConfigModel):
@@ -242,7 +240,8 @@ class Environments:
         rollout = record.rollout
         if self._members or (record.own and rollout.env_id in registration.list_envs()):
             name = self.settings(record).name
-            for split in [self._config.split or rollout.split] if self._config.split or rollout.split else SPLITS:
+            named = self._config.split or rollout.split
+            for split in [named] if named else reversed(SPLITS):  # mostly it was validation
                 if (name, split) not in self._tasks:
                     self._tasks[name, split] = {task.id: task for task in self.env(record).tasks(split)}
                 if (found := self._tasks[name, split].get(rollout.task_id)) is not None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentgym.errors import ConfigError, EnvError, InfraError
+from agentgym.pace import Pace
 
 if TYPE_CHECKING:
     import aiohttp
@@ -49,8 +50,7 @@ class JsonClient:
         self.headers = dict(headers or {})
         self.retries = retries
         self.timeout = timeout
-        self._gap = 0.0 if requests_per_second is None else 1.0 / requests_per_second
-        self._next = 0.0
+        self._pace = Pace(requests_per_second)
         self._places = asyncio.Semaphore(max_concurrency)
         self._session: aiohttp.ClientSession | None = None
 
@@ -66,7 +66,7 @@ class JsonClient:
             if attempt:
                 await asyncio.sleep(min(0.25 * 2**attempt, 10.0) * random.uniform(0.5, 1.0))
             async with self._places:
-                await self._wait_for_turn()
+                await self._pace.wait()
                 status, answer = await self._try(body)
             if status == 200:
                 return answer
@@ -80,13 +80,6 @@ class JsonClient:
         if self._session is not None:
             await self._session.close()
             self._session = None
-
-    async def _wait_for_turn(self) -> None:
-        clock = asyncio.get_running_loop().time
-        turn = max(clock(), self._next)
-        self._next = turn + self._gap
-        if (wait := turn - clock()) > 0:
-            await asyncio.sleep(wait)  # the rate limit
 
     async def _try(self, body: Mapping[str, Any]) -> tuple[int, Any]:
         """HTTP status and answer; status 0 and a reason where there was no answer."""

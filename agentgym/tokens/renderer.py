@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +81,7 @@ class Renderer:
         self.stop_tokens.update({text: i for text, i in self._encoder.added.items() if i in self._stop_ids})
         self.template.trust_assistant([*self.stop_tokens, *self._turn_tokens()])
         self._prompts = _Prompts()
+        self._head = lru_cache(maxsize=64)(self._encoder.encode)
         self.cutter = Cutter(self._encoder)
         """Cuts tool text to a number of tokens."""
 
@@ -91,7 +92,7 @@ class Renderer:
         prepared = self.template.prepare(messages, tools)
         text = self.template.render(prepared, generation_prompt=True)
         self._prompts.put(prepared, text)
-        return self._encoder.encode(text, prepared.mark)
+        return self._encode_prompt(text, prepared.mark)
 
     def extend(
         self,
@@ -116,7 +117,7 @@ class Renderer:
         end, cut, reason = self._continuation(prepared, turn, full)
         self._prompts.put(prepared, full)
         if reason:
-            prompt = self._encoder.encode(full, prepared.mark)
+            prompt = self._encode_prompt(full, prepared.mark)
             return Increment(ids=[], appended_end=[], new_prompt=prompt, reason=reason)
         ended = bool(sampled_ids) and sampled_ids[-1] in self._stop_ids
         return Increment(
@@ -157,6 +158,15 @@ class Renderer:
         from agentgym.tokens.audit import audit
 
         return audit(self)
+
+    def _encode_prompt(self, text: str, mark: str) -> list[int]:
+        """The ids of a prompt. Its first message, mostly the system message with the tools, is encoded once for all."""
+        found = [(at, token) for token in self.stop_tokens if (at := text.find(token)) >= 0]
+        if not found:
+            return self._encoder.encode(text, mark)
+        at, end = min(found)
+        cut = at + len(end)
+        return [*self._head(text[:cut], mark), *self._encoder.encode(text[cut:], mark, after=end)]
 
     # ---- where a turn ends ----
 

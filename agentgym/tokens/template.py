@@ -27,6 +27,15 @@ class Prepared:
     """Stands inside of each added token that a message or a tool schema contains."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    """Marked tool schemas; ``key`` says of which, with which mark."""
+
+    key: tuple[str, str]
+    marked: list[Any]
+    clashes: list[str]
+
+
 class ChatTemplate:
     """The chat template of a tokenizer. Raises `ConfigError` if there is none."""
 
@@ -43,6 +52,7 @@ class ChatTemplate:
         self._kwargs = dict(template_kwargs)
         self._foreign = encoder.pattern()
         self._turn_tokens: re.Pattern[str] | None = self._foreign
+        self._last_tools = _Tools(("", ""), [], [])
 
     def trust_assistant(self, turn_tokens: Sequence[str]) -> None:
         """Leave the tags of assistant messages (thinking, tool calls) to be tokens, all but ``turn_tokens``: the model
@@ -60,12 +70,23 @@ class ChatTemplate:
             marker = _Marker(self._encoder, mark)
             prepared = Prepared(
                 [self._message(message, i, marker) for i, message in enumerate(messages)],
-                [marker.walk(tool, self._foreign) for tool in tools] if tools else None,
+                self._marked_tools(tools, marker) if tools else None,
                 mark,
             )
             if not marker.clashes:
                 return prepared
             mark = unused_mark(*marker.clashes, mark)
+
+    def _marked_tools(self, tools: Sequence[Mapping[str, Any]], marker: _Marker) -> list[Any]:
+        """The schemas with their added tokens marked; those of the last call are kept, for they seldom change."""
+        key = (repr(tools), marker.mark)  # not by ==, for which True is 1 and the order of keys is nothing
+        kept = self._last_tools
+        if kept.key != key:
+            own = _Marker(self._encoder, marker.mark)
+            marked = [own.walk(tool, self._foreign) for tool in tools]
+            self._last_tools = kept = _Tools(key, marked, own.clashes)
+        marker.clashes += kept.clashes
+        return kept.marked
 
     def render(self, prepared: Prepared, stop: int | None = None, *, generation_prompt: bool) -> str:
         """The text of the first ``stop`` messages. Raises `ConfigError` with the template's complaint."""

@@ -29,9 +29,8 @@ class CalculatorMath(ToolEnv):
 
     Args:
         level: 1, 2 or 3 calculator calls; ``"mix"`` has 80 % of level 1, 15 % of level 2 and 5 % of level 3.
-        kind: ``"story"`` for word problems, ``"expression"`` for problems that name the operations; in ``"mix"`` 75 %
-        of
-            level 1 and 25 % of level 2 are word problems.
+        kind: ``"story"`` for word problems, ``"expression"`` for problems that name the operations; in ``"mix"``
+            90 % of level 1 and 25 % of level 2 are word problems.
         train_size: number of training tasks.
         validation_size: number of validation tasks.
         use_tools: False takes the calculator away; the problems stay the same.

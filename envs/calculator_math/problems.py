@@ -19,7 +19,7 @@ Step = tuple[str, ...]
 OPERATIONS = {"+": add, "-": sub, "*": mul, "/": floordiv}
 LEVEL_WEIGHTS = {1: 0.8, 2: 0.15, 3: 0.05}
 """Shares of the levels in the default mix."""
-STORY_SHARES = {1: 0.75, 2: 0.25, 3: 0.0}
+STORY_SHARES = {1: 0.9, 2: 0.25, 3: 0.0}
 """Shares of word problems in the default mix, by level; the others name the operations."""
 
 NAMES = ("Ana", "Ben", "Chloe", "David", "Emma", "Farid", "Grace", "Hugo", "Ines", "Jack", "Kofi", "Lena")

@@ -54,7 +54,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for id in set(gymnasium.registry) - set(known):
         del gymnasium.registry[id]
     for name in set(sys.modules) - modules:
-        if name.startswith(("agentgym_plugin_", "pack_")):
+        if name.startswith(("agentgym_file_", "pack_")):
             del sys.modules[name]
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         register_policy_loss,
     )
     from agentgym.trainer.algorithms.rewards import mask_truncated, place_rewards, place_turn_rewards
-    from agentgym.trainer.algorithms.shaping import overlong_penalty
     from agentgym.trainer.algorithms.value import explained_variance, value_loss
 
 _MODULES = {
@@ -50,7 +49,6 @@ _MODULES = {
     "masked_mean": "masked",
     "masked_var": "masked",
     "masked_whiten": "masked",
-    "overlong_penalty": "shaping",
     "place_rewards": "rewards",
     "place_turn_rewards": "rewards",
     "register_advantage": "registry",
@@ -80,7 +78,6 @@ __all__ = [
     "masked_mean",
     "masked_var",
     "masked_whiten",
-    "overlong_penalty",
     "place_rewards",
     "place_turn_rewards",
     "register_advantage",

@@ -22,6 +22,7 @@ from agentgym.trainer.rollout.gate import Gate
 from agentgym.trainer.rollout.probe import check_model
 from agentgym.trainer.rollout.sampling import check_params, uniforms
 from agentgym.trainer.rollout.slots import Turn
+from agentgym.trainer.rollout.weights import Shapes
 
 
 @dataclass(slots=True, eq=False)
@@ -96,10 +97,8 @@ class TorchEngine:
         model.to(self.device).eval()
         check_model(model, max_length, self.device)
         self.max_slots, self.max_length, self.deterministic = max_slots, max_length, deterministic
-        self._vocabulary = int(model.config.vocab_size)
         self._tokenizer = tokenizer
-        self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        self._tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+        self._shapes = Shapes(model)
         self._num_threads = num_threads
         self._announced: frozenset[str] = frozenset()
         self._closed = False
@@ -195,7 +194,7 @@ class TorchEngine:
             ConfigError: names or shapes do not fit the model; nothing is changed.
             InfraError: the engine failed or was closed.
         """
-        self._check_weights(weights)
+        self._shapes.check(weights)
         update = _Update(weights, version)
         update.future.set_running_or_notify_cancel()
         self._post(partial(self._updates.append, update))
@@ -218,10 +217,10 @@ class TorchEngine:
         prompt = np.asarray(prompt_ids, dtype=np.int64)
         if prompt.ndim != 1 or not len(prompt):
             raise ConfigError(f"session {session_id!r}: the prompt is empty; expected at least 1 token")
-        if prompt.min() < 0 or prompt.max() >= self._vocabulary:
+        if prompt.min() < 0 or prompt.max() >= self._shapes.vocabulary:
             raise ConfigError(
                 f"session {session_id!r}: the prompt has ids from {prompt.min()} to {prompt.max()}, the model knows "
-                f"0 to {self._vocabulary - 1}: tokenizer and model do not belong together"
+                f"0 to {self._shapes.vocabulary - 1}: tokenizer and model do not belong together"
             )
         if len(prompt) + 1 > self.max_length:
             raise ConfigError(
@@ -243,21 +242,6 @@ class TorchEngine:
             # Every token has at least a byte; the margin is for characters that the window's edge cuts.
             stop_window=max((len(stop.encode()) + 4 for stop in sampling.stop), default=0),
         )
-
-    def _check_weights(self, weights: Mapping[str, Tensor]) -> None:
-        unknown = sorted(set(weights) - set(self._shapes))
-        missing = sorted(set(self._shapes) - set(weights) - self._tied)
-        if unknown or missing:
-            raise ConfigError(
-                f"the weights do not fit the model: {len(unknown)} unknown names {unknown[:3]}, {len(missing)} missing "
-                f"{missing[:3]}: send the full state dict of a model of the same class"
-            )
-        for name, tensor in weights.items():
-            if tensor.shape != self._shapes[name]:
-                raise ConfigError(
-                    f"weight {name!r} has shape {tuple(tensor.shape)}, expected {tuple(self._shapes[name])}: send the "
-                    "state dict of a model of the same configuration"
-                )
 
     # The engine's thread
 

@@ -120,7 +120,7 @@ class VllmEngine:
             self.worker_pids = await self._rpc("agentgym_ping")
 
     def _start(self) -> None:
-        self._shapes = Shapes(self.options.model, self.options.revision)
+        self._shapes = Shapes.read(self.options.model, self.options.revision)
         arguments = engine_arguments(self.options, self._shapes.config)
         with environment(self.options), quiet(self.options):
             try:

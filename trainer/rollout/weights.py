@@ -8,12 +8,15 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from agentgym.errors import ConfigError, boundary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -57,21 +60,22 @@ def _place(size: int) -> Path | None:
 
 
 class Shapes:
-    """Names and shapes of a model's full weights, to check new ones before anything is changed.
+    """Names and shapes of a model's full weights, to check new ones before anything is changed."""
 
-    Args:
-        model: folder or hub id; only its configuration is read.
-    """
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.config: Any = model.config
+        self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        self._tied = set(getattr(model, "all_tied_weights_keys", None) or ())
 
-    def __init__(self, model: str, revision: str | None = None) -> None:
+    @classmethod
+    def read(cls, model: str, revision: str | None = None) -> Self:
+        """Those of a folder or hub id; only its configuration is read."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
         with boundary(f"reading the configuration of {model!r}"):
-            self.config: Any = AutoConfig.from_pretrained(model, revision=revision)
+            config = AutoConfig.from_pretrained(model, revision=revision)
             with torch.device("meta"):
-                empty: Any = AutoModelForCausalLM.from_config(self.config)
-        self._shapes = {name: tensor.shape for name, tensor in empty.state_dict().items()}
-        self._tied = set(getattr(empty, "all_tied_weights_keys", None) or ())
+                return cls(AutoModelForCausalLM.from_config(config))
 
     def untied(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights without those that are another name of one."""

@@ -93,13 +93,7 @@ class RolloutWorker:
         self.tokenizer = load_tokenizer(setup.model.path, revision=setup.model.revision)
         self.renderer = Renderer(self.tokenizer, template_kwargs=settings.template_kwargs)
         self.engine: Engine = make_engine(setup, self.tokenizer)
-        self.manager = SessionManager(
-            settings.session_limit,
-            open_timeout=settings.open_timeout,
-            step_timeout=settings.step_timeout,
-            session_timeout=settings.session_timeout,
-            close_timeout=settings.close_timeout,
-        )
+        self.manager = SessionManager.of(settings)
         self.runner = RolloutRunner(
             manager=self.manager,
             generator=self.engine,

@@ -399,6 +399,14 @@ def test_characters_reach_the_model_as_they_are(renderers: dict[str, Renderer]) 
         assert text in renderers[name].tokenizer.decode(increment.ids)
 
 
+def test_schemas_that_are_only_equal_are_not_taken_for_each_other(renderers: dict[str, Renderer]) -> None:
+    renderer = renderers["chatml"]
+    parameters = TOOL["function"]["parameters"]
+    for changes in ({"default": True}, {"default": 1}, {"default": 1.0}, {"x": 1, "y": 2}, {"y": 2, "x": 1}, {}):
+        tools = [{**TOOL, "function": {**TOOL["function"], "parameters": {**parameters, **changes}}}]
+        assert renderer.prompt([USER], tools) == full_ids(renderer, [USER], tools)
+
+
 def test_no_tools_and_an_empty_list_are_the_same(renderers: dict[str, Renderer]) -> None:
     assert renderers["chatml"].prompt([USER], []) == renderers["chatml"].prompt([USER], None)
 

@@ -63,7 +63,7 @@ def test_what_ships() -> None:
 def test_settings_and_lists_import_no_torch() -> None:
     program = (
         "import sys\n"
-        "from agentgym.trainer.algorithms import AlgorithmConfig, GroupCollector, overlong_penalty\n"
+        "from agentgym.trainer.algorithms import AlgorithmConfig, GroupCollector\n"
         "from agentgym.trainer.algorithms import list_advantages, list_policy_losses, register_advantage\n"
         "AlgorithmConfig(); list_advantages(); list_policy_losses()\n"
         "sys.exit('torch' in sys.modules)\n"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from agentgym.errors import ConfigError
+from agentgym.rewards.overlong import overlong_penalty
 from agentgym.trainer.algorithms import (
     AlgorithmConfig,
     Totals,
@@ -13,7 +14,6 @@ from agentgym.trainer.algorithms import (
     get_policy_loss,
     kl_in_reward,
     mask_truncated,
-    overlong_penalty,
     place_rewards,
     place_turn_rewards,
 )

@@ -43,7 +43,7 @@ def options(**settings: Any) -> EngineOptions:
 
 
 def test_the_cpu_computes_prompts_whole_and_has_room_for_every_slot() -> None:
-    config = Shapes(resolve_model_path("tiny")).config
+    config = Shapes.read(resolve_model_path("tiny")).config
     arguments = engine_arguments(options(), config)
     assert arguments["enable_chunked_prefill"] is False
     assert arguments["max_num_batched_tokens"] >= arguments["max_model_len"] == 256
@@ -56,7 +56,7 @@ def test_the_cpu_computes_prompts_whole_and_has_room_for_every_slot() -> None:
 
 
 def test_a_gpu_is_shared_with_the_trainer_or_not() -> None:
-    config = Shapes(resolve_model_path("tiny")).config
+    config = Shapes.read(resolve_model_path("tiny")).config
 
     def memory(colocated: bool, **settings: Any) -> tuple[float, bool]:
         made = EngineOptions(model="x", gpu=True, colocated=colocated, settings=VllmConfig(**settings))
