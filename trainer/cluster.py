@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -53,8 +53,25 @@ class Cluster(ABC):
     """GPUs that workers can ask for."""
 
     @abstractmethod
-    def spawn(self, worker_class: type, args: tuple[Any, ...], *, ranks: int, cpus: float, gpus: float) -> list[Worker]:
-        """Start ``ranks`` workers as ``worker_class(rank, *args)``; blocks until they are placed."""
+    def spawn(
+        self,
+        worker_class: type,
+        args: tuple[Any, ...],
+        *,
+        ranks: int,
+        cpus: float,
+        gpus: float,
+        room: int = 1,
+        beside: Sequence[Worker] = (),
+    ) -> list[Worker]:
+        """Start ``ranks`` workers as ``worker_class(rank, *args)``; blocks until they are placed.
+
+        Args:
+            cpus: of each worker.
+            gpus: of each worker; parts of one may be shared.
+            room: how many workers the place of each rank has room for.
+            beside: the workers of another `spawn`, whose places with room these take, rank by rank.
+        """
 
     @abstractmethod
     def release(self, workers: Sequence[Worker]) -> None:
@@ -157,7 +174,17 @@ class InlineCluster(Cluster):
     def __init__(self) -> None:
         self._workers: list[Worker] = []
 
-    def spawn(self, worker_class: type, args: tuple[Any, ...], *, ranks: int, cpus: float, gpus: float) -> list[Worker]:
+    def spawn(
+        self,
+        worker_class: type,
+        args: tuple[Any, ...],
+        *,
+        ranks: int,
+        cpus: float,
+        gpus: float,
+        room: int = 1,
+        beside: Sequence[Worker] = (),
+    ) -> list[Worker]:
         if ranks != 1:
             raise AgentGymError(f"trainer.cluster=inline runs one worker, not {ranks}; use trainer.cluster=ray")
         workers: list[Worker] = [InlineWorker(worker_class, rank, args) for rank in range(ranks)]
@@ -238,20 +265,24 @@ class RayCluster(Cluster):
             **local,
         )
 
-    def spawn(self, worker_class: type, args: tuple[Any, ...], *, ranks: int, cpus: float, gpus: float) -> list[Worker]:
+    def spawn(
+        self,
+        worker_class: type,
+        args: tuple[Any, ...],
+        *,
+        ranks: int,
+        cpus: float,
+        gpus: float,
+        room: int = 1,
+        beside: Sequence[Worker] = (),
+    ) -> list[Worker]:
         import ray
-        from ray.util.placement_group import placement_group, remove_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        bundle = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
-        group = placement_group([bundle] * ranks, strategy="PACK")
-        ready, _ = ray.wait([group.ready()], timeout=120)
-        if not ready:
-            remove_placement_group(group)
-            raise InfraError(
-                f"no place for {ranks} x {bundle} within 120 s; the cluster has {ray.cluster_resources()}, "
-                f"of which {ray.available_resources()} are free"
-            )
+        if beside:
+            (group,) = [group for workers, group in self._places if workers is beside]
+        else:
+            group = _reserve(ranks, {"CPU": cpus * room} | ({"GPU": gpus * room} if gpus else {}))
         actor_class = ray.remote(worker_class)
         workers: list[Worker] = []
         for rank in range(ranks):
@@ -269,8 +300,9 @@ class RayCluster(Cluster):
         for worker in workers:
             worker.kill()
         for place in [place for place in self._places if place[0] is workers]:
-            remove_placement_group(place[1])
             self._places.remove(place)
+            if all(group is not place[1] for _, group in self._places):
+                remove_placement_group(place[1])
 
     def share(self, value: Any) -> Any:
         import ray
@@ -286,3 +318,19 @@ class RayCluster(Cluster):
             self.release(workers)
         if self._started:
             ray.shutdown()
+
+
+def _reserve(ranks: int, bundle: Mapping[str, float]) -> Any:
+    """A placement group with ``ranks`` such bundles. Raises `InfraError` where there is no room for them."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    group = placement_group([dict(bundle)] * ranks, strategy="PACK")
+    ready, _ = ray.wait([group.ready()], timeout=120)
+    if not ready:
+        remove_placement_group(group)
+        raise InfraError(
+            f"no place for {ranks} x {bundle} within 120 s; the cluster has {ray.cluster_resources()}, "
+            f"of which {ray.available_resources()} are free"
+        )
+    return group

@@ -158,6 +158,12 @@ class TrainerConfig(ConfigModel):
         "ray", "`ray`: workers are Ray actors; `inline`: all in this process, for debugging"
     )
     workers: int = setting(1, "Processes that train the model, each with a shard of it", ge=1, synonyms=["world_size"])
+    gpus: int | None = setting(
+        None,
+        "GPUs to train on, with a process on each; null: trainer.workers of them, where there are any",
+        ge=1,
+        synonyms=["n_gpus_per_node", "num_gpus"],
+    )
     threads: int | None = setting(None, "CPU threads for computing; null: all cores", ge=1, synonyms=["num_threads"])
     lr: float = setting(1e-6, "Peak learning rate of AdamW", gt=0.0, synonyms=["lr", "learning_rate"])
     weight_decay: float = setting(0.01, "Weight decay of AdamW", ge=0.0)
@@ -225,6 +231,18 @@ class TrainerConfig(ConfigModel):
                 f"set one of them to null"
             )
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_process_on_each_gpu(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not isinstance(data.get("gpus"), int):
+            return data
+        if data.get("workers") not in (None, data["gpus"]):
+            raise ValueError(
+                f"trainer.gpus={data['gpus']} means a process on each GPU, but trainer.workers={data['workers']}: "
+                f"leave one of them out"
+            )
+        return {**data, "workers": data["gpus"]}
 
     @model_validator(mode="after")
     def _inline_is_one_process(self) -> TrainerConfig:

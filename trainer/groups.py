@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ class WorkerGroup:
         cluster: where they live.
         worker_class: constructed as ``worker_class(rank, *args)``.
         name: for messages.
+        room: how many workers the place of each rank has room for.
+        beside: a group whose places with room these workers take.
         timeout: seconds after which a call that does not end is an error.
     """
 
@@ -53,12 +56,22 @@ class WorkerGroup:
         ranks: int,
         cpus: float,
         gpus: float = 0.0,
+        room: int = 1,
+        beside: WorkerGroup | None = None,
         timeout: float | None = None,
     ) -> None:
         self.cluster = cluster
         self.name = name
         self.timeout = timeout
-        self.workers = cluster.spawn(worker_class, args, ranks=ranks, cpus=cpus, gpus=gpus)
+        self.workers: list[Worker] = cluster.spawn(
+            worker_class,
+            args,
+            ranks=ranks,
+            cpus=cpus,
+            gpus=gpus,
+            room=room,
+            beside=beside.workers if beside is not None else (),
+        )
 
     def close(self) -> None:
         """End the workers at once and free their place."""
@@ -81,22 +94,33 @@ class WorkerGroup:
 
 
 class ModelGroup:
-    """The ranks of one model, and how a batch is spread over them."""
+    """The ranks of one model, and how a batch is spread over them.
+
+    Args:
+        cluster: where they live.
+        config: of the run.
+        room: models that share the GPUs of this one.
+        beside: the model whose GPUs this one shares, if ``room`` is above 1.
+    """
 
     worker_class: type[ModelWorker]
     name: str
 
-    def __init__(self, cluster: Cluster, config: TrainConfig) -> None:
+    def __init__(
+        self, cluster: Cluster, config: TrainConfig, *, room: int = 1, beside: ModelGroup | None = None
+    ) -> None:
         self.config = config
         ranks = config.trainer.workers
-        self.group = WorkerGroup(
+        self.group: WorkerGroup = WorkerGroup(
             cluster,
             self.worker_class,
             (ranks, config),
             name=self.name,
             ranks=ranks,
             cpus=1.0,
-            gpus=1.0 if cluster.gpus else 0.0,
+            gpus=math.floor(1e4 / room) / 1e4 if cluster.gpus else 0.0,  # Ray counts in ten-thousandths
+            room=room,
+            beside=beside.group if beside is not None and room > 1 else None,
             timeout=config.trainer.step_timeout,
         )
         host, port = wait([self.group.workers[0].submit("meeting_point")], what=f"{self.name}.meeting_point")[0]

@@ -169,9 +169,10 @@ def build(
     stack.callback(cluster.close)
     stop.install()
     model = config.model if resumed_from is None else config.model.model_copy(update={"path": str(resumed_from)})
-    actor, rollout = start_policy(config, model, cluster, stack)
-    reference = ReferenceGroup(cluster, config) if config.algo.needs_reference else None
-    critic = CriticGroup(cluster, config) if config.needs_critic else None
+    room = models_per_gpu(config, cluster)
+    actor, rollout = start_policy(config, model, cluster, stack, room)
+    reference = ReferenceGroup(cluster, config, room=room, beside=actor) if config.algo.needs_reference else None
+    critic = CriticGroup(cluster, config, room=room, beside=actor) if config.needs_critic else None
     groups: tuple[ModelGroup | None, ...] = (actor, reference, critic)
     for group in filter(None, groups):
         group.ready()
@@ -205,12 +206,15 @@ def build(
 
 
 def start_policy(
-    config: TrainConfig, model: ModelConfig, cluster: Cluster, stack: ExitStack
+    config: TrainConfig, model: ModelConfig, cluster: Cluster, stack: ExitStack, room: int
 ) -> tuple[ActorGroup, RolloutGroup | Replay]:
-    """The workers that train ``model`` and those that play with it, or what stands in for them in a replay."""
+    """The workers that train ``model`` and those that play with it, or what stands in for them in a replay.
+
+    ``room`` is how many models share the GPUs of the trained one.
+    """
     current = config.model_copy(update={"model": model})
     if config.trainer.replay is not None:
-        return ActorGroup(cluster, current), Replay(Path(config.trainer.replay))
+        return ActorGroup(cluster, current, room=room), Replay(Path(config.trainer.replay))
     setup = RolloutSetup(
         plugins=config.plugins,
         envs=config.env.members(),
@@ -222,13 +226,13 @@ def start_policy(
     )
     actor: ActorGroup | None = None
     if cluster.gpus and setup.vllm_on_gpu and config.rollout.vllm.colocate:
-        actor = ActorGroup(cluster, current)
+        actor = ActorGroup(cluster, current, room=room)
         setup = replace(setup, places=actor.places())
     elif cluster.gpus:
-        setup = replace(setup, trainer_gpus=config.trainer.workers * num_models(config))
+        setup = replace(setup, trainer_gpus=config.trainer.workers * num_models(config) // room)
     rollout = RolloutGroup(cluster, setup, timeout=config.trainer.step_timeout)
     stack.callback(rollout.close)
-    return actor if actor is not None else ActorGroup(cluster, current), rollout
+    return actor if actor is not None else ActorGroup(cluster, current, room=room), rollout
 
 
 def start_reward_model(config: TrainConfig, cluster: Cluster) -> list[Worker]:
@@ -246,6 +250,25 @@ def reward_model_of(config: TrainConfig) -> ModelManager | None:
 def num_models(config: TrainConfig) -> int:
     """Models that are trained or asked for log-probs, each by ``trainer.workers`` processes."""
     return 1 + config.algo.needs_reference + config.needs_critic
+
+
+def models_per_gpu(config: TrainConfig, cluster: Cluster) -> int:
+    """How many models share each GPU of the trainer: all of them where there are too few GPUs, else one.
+
+    Raises:
+        ConfigError: there are fewer GPUs than trainer processes.
+    """
+    workers, models = config.trainer.workers, num_models(config)
+    if not cluster.gpus and config.trainer.gpus is None:
+        return 1
+    if cluster.gpus < workers:
+        raise ConfigError(
+            f"trainer.{'workers' if config.trainer.gpus is None else 'gpus'}={workers}: every trainer process takes a "
+            f"GPU, and there are {cluster.gpus}. Lower it, or leave it out on a machine without GPUs"
+        )
+    apart = config.rollout.engine == "vllm" and not config.rollout.vllm.colocate
+    engines = (config.rollout.vllm.engines or 1) * config.rollout.vllm.tensor_parallel if apart else 0
+    return models if workers * models + engines > cluster.gpus else 1
 
 
 def make_cluster(config: TrainConfig) -> Cluster:

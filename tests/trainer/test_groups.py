@@ -12,15 +12,16 @@ import torch
 from factories import rollout, segment
 
 from agentgym.config import load_config
-from agentgym.errors import AgentGymError, InfraError
+from agentgym.errors import AgentGymError, ConfigError, InfraError
 from agentgym.trainer import checkpoint
 from agentgym.trainer.batch import Batch, make_batch
 from agentgym.trainer.cluster import Cluster, InlineCluster, RayCluster
 from agentgym.trainer.config import TrainConfig
 from agentgym.trainer.groups import ActorGroup, WorkerGroup
+from agentgym.trainer.main import models_per_gpu
 
 
-def config(ranks: int, **overrides: Any) -> TrainConfig:
+def config(ranks: int | None, **overrides: Any) -> TrainConfig:
     settings = {
         "env": "calculator-math",
         "trainer.workers": ranks,
@@ -33,7 +34,9 @@ def config(ranks: int, **overrides: Any) -> TrainConfig:
         "algo.kl_loss.coef": 0.0,
         **overrides,
     }
-    return load_config(TrainConfig, overrides=[f"{key}={value}" for key, value in settings.items()])
+    return load_config(
+        TrainConfig, overrides=[f"{key}={value}" for key, value in settings.items() if value is not None]
+    )
 
 
 def batch(rows: int, seed: int = 0) -> Batch:
@@ -171,3 +174,88 @@ def test_a_dead_worker_is_an_infrastructure_error(ray_cluster: RayCluster) -> No
     group = WorkerGroup(ray_cluster, fragile(), (), name="mortal", ranks=1, cpus=0.5, timeout=30)
     with pytest.raises(InfraError, match=r"died during mortal.die"):
         group.broadcast("die")
+
+
+def placed() -> type:
+    """A worker that tells where Ray put it; made in a function, so that Ray ships it without this module."""
+
+    class Placed:
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def gpu(self) -> str:
+            import ray
+
+            return str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
+
+    return Placed
+
+
+@pytest.fixture
+def gpu_cluster() -> Iterator[RayCluster]:
+    """Two GPUs as far as Ray is concerned; nothing computes on them."""
+    import ray
+
+    ray.init(num_cpus=8, num_gpus=2, include_dashboard=False, log_to_driver=False)
+    cluster = RayCluster(cpus=8, threads=1, plugins=[])
+    yield cluster
+    cluster.close()
+    ray.shutdown()
+
+
+@pytest.mark.slow
+def test_models_share_gpus_rank_by_rank(gpu_cluster: RayCluster) -> None:
+    worker_class = placed()
+
+    def group(name: str, beside: WorkerGroup | None) -> WorkerGroup:
+        return WorkerGroup(
+            gpu_cluster, worker_class, (), name=name, ranks=2, cpus=1.0, gpus=0.3333, room=3, beside=beside
+        )
+
+    actor = group("actor", None)
+    critic, reference = group("critic", actor), group("reference", actor)
+    gpus = [model.broadcast("gpu") for model in (actor, critic, reference)]
+    assert sorted(gpus[0]) == ["0", "1"]
+    assert gpus[1] == gpus[0]
+    assert gpus[2] == gpus[0]
+    actor.close()
+    assert critic.broadcast("gpu") == gpus[0]  # their place is still theirs
+    critic.close()
+    reference.close()
+    assert sorted(group("another", None).broadcast("gpu")) == ["0", "1"]  # and is free when the last one has left
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "expected"),
+    [
+        ({}, 0, 1),
+        ({}, 1, 1),
+        ({"algo": "ppo"}, 0, 1),
+        ({"algo": "ppo"}, 1, 2),
+        ({"algo": "ppo"}, 2, 1),
+        ({"algo": "ppo", "algo.kl_loss.coef": 0.1}, 2, 3),
+        ({"algo": "ppo", "trainer.gpus": 2}, 2, 2),
+        ({"algo": "ppo", "trainer.gpus": 2}, 4, 1),
+        ({"algo": "ppo", "rollout": "vllm", "rollout.vllm.colocate": False}, 2, 2),
+        ({"algo": "ppo", "rollout": "vllm", "rollout.vllm.colocate": False}, 3, 1),
+    ],
+)
+def test_models_share_gpus_where_there_are_too_few(overrides: dict[str, Any], gpus: int, expected: int) -> None:
+    cluster = InlineCluster()
+    cluster.gpus = gpus
+    assert models_per_gpu(config(None, **overrides), cluster) == expected
+
+
+def test_every_trainer_process_needs_a_gpu() -> None:
+    cluster = InlineCluster()
+    with pytest.raises(ConfigError, match=r"trainer\.gpus=8: every trainer process takes a GPU, and there are 0"):
+        models_per_gpu(config(None, **{"trainer.gpus": 8}), cluster)
+    cluster.gpus = 2
+    with pytest.raises(ConfigError, match=r"trainer\.workers=4: .* there are 2"):
+        models_per_gpu(config(4), cluster)
+
+
+def test_the_gpus_are_the_number_of_processes() -> None:
+    assert config(None, **{"trainer.gpus": 8}).trainer.workers == 8
+    with pytest.raises(ConfigError, match=r"trainer\.gpus=8 means a process on each GPU, but trainer\.workers=4"):
+        config(4, **{"trainer.gpus": 8})

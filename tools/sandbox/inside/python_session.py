@@ -8,9 +8,12 @@ import signal
 import socket
 import struct
 import sys
-from typing import Any
 
 from agentgym.tools.sandbox.inside.system import CHUNK, clean_environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def serve_python(control: socket.socket, work: str) -> None:

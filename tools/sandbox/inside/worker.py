@@ -20,9 +20,8 @@ import signal
 import struct
 import sys
 import time
-from typing import Any, Callable
 
-from agentgym.tools.sandbox.inside.files import Answer, list_files, read_file, write_file
+from agentgym.tools.sandbox.inside.files import list_files, read_file, write_file
 from agentgym.tools.sandbox.inside.interpreters import BashInterpreter, Interpreter, Program, PythonInterpreter
 from agentgym.tools.sandbox.inside.system import (
     CHUNK,
@@ -43,6 +42,13 @@ from agentgym.tools.sandbox.inside.system import (
     private_memory,
     proportional_memory,
 )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from agentgym.tools.sandbox.inside.files import Answer
 
 FRAME = struct.Struct(">II")
 INTERRUPT_GRACE = 0.4
