@@ -9,6 +9,7 @@ from typing import Any, overload
 
 from agentgym.envs.calculator_math.answers import final_answer, is_right, read_number
 from agentgym.envs.calculator_math.problems import LEVEL_WEIGHTS, STORY_SHARES, draw
+from agentgym.envs.generated import check_level, check_sizes, size_of
 from agentgym.errors import ConfigError
 from agentgym.tool import BaseTool
 from agentgym.tool_env import ToolEnv
@@ -59,24 +60,17 @@ class CalculatorMath(ToolEnv):
         limits: ToolLimits | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(split=split, seed=seed, limits=limits)
-        if level != "mix" and level not in LEVEL_WEIGHTS:
-            raise ConfigError(f"level={level!r}: expected 1, 2, 3 or 'mix'")
         if kind not in KINDS:
             raise ConfigError(f"kind={kind!r}: expected one of {', '.join(map(repr, KINDS))}")
-        self.level = level
+        self.level = check_level(level, LEVEL_WEIGHTS)
         self.kind = kind
-        self.sizes = {"train": train_size, "validation": validation_size}
-        for name, size in self.sizes.items():
-            if size < 1:
-                raise ConfigError(f"{name}_size={size}: expected at least 1")
+        self.sizes = check_sizes(train=train_size, validation=validation_size)
         if not use_tools:
             self.tools = ()
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of a split, made when first asked for."""
-        if split not in self.sizes:
-            raise ConfigError(f"split {split!r}: expected 'train' or 'validation'")
-        return _tasks(split, self.seed, self.level, self.kind, self.sizes[split])
+        return _tasks(split, self.seed, self.level, self.kind, size_of(self.sizes, split))
 
     def score(self, task: Task, answer: str) -> float:
         """1.0 if the final answer is exactly right, else 0.0."""

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from agentgym.envs.calculator_math.answers import is_right
+from agentgym.envs.generated import check_level, check_sizes, draw_level, size_of
 from agentgym.envs.python_math.problems import draw
-from agentgym.errors import ConfigError
 from agentgym.interaction import Interaction, Reply
 from agentgym.messages import text_of
 from agentgym.sandbox import SandboxConfig
@@ -74,19 +74,12 @@ class PythonMath(ToolEnv):
         limits: ToolLimits | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(split=split, seed=seed, limits=limits, sandbox=sandbox)
-        if level != "mix" and level not in LEVEL_WEIGHTS:
-            raise ConfigError(f"level={level!r}: expected 1, 2, 3 or 'mix'")
-        self.level = level
-        self.sizes = {"train": train_size, "validation": validation_size}
-        for name, size in self.sizes.items():
-            if size < 1:
-                raise ConfigError(f"{name}_size={size}: expected at least 1")
+        self.level = check_level(level, LEVEL_WEIGHTS)
+        self.sizes = check_sizes(train=train_size, validation=validation_size)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of a split, made when first asked for."""
-        if split not in self.sizes:
-            raise ConfigError(f"split {split!r}: expected 'train' or 'validation'")
-        return _tasks(split, self.seed, self.level, self.sizes[split])
+        return _tasks(split, self.seed, self.level, size_of(self.sizes, split))
 
     def score(self, task: Task, answer: str) -> float:
         """The share of the parts that were answered right; a turn cut by a limit answers the part it was about."""
@@ -113,8 +106,7 @@ def _tasks(split: str, seed: int, level: int | str, size: int) -> tuple[Task, ..
 
 def _task(split: str, seed: int, level: int | str, number: int) -> Task:
     rng = random.Random(f"{seed}/{split}/{level}/{number}")
-    shares = LEVEL_WEIGHTS if level == "mix" else {int(level): 1.0}
-    (num_parts,) = rng.choices(list(shares), weights=list(shares.values()))
+    num_parts = draw_level(rng, level, LEVEL_WEIGHTS)
     parts = draw(rng, split, num_parts)
     return Task(
         id=f"{split}-{number:06d}",

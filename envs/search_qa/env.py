@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from agentgym.envs.generated import check_level, check_sizes, draw_level, size_of
 from agentgym.envs.search_qa.questions import Question, draw, is_right
 from agentgym.envs.search_qa.world import make_world
 from agentgym.errors import ConfigError
@@ -51,14 +52,11 @@ class SearchQA(ToolEnv):
         limits: ToolLimits | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(split=split, seed=seed, limits=limits)
-        if level != "mix" and level not in LEVEL_WEIGHTS:
-            raise ConfigError(f"level={level!r}: expected 1, 2, 3 or 'mix'")
-        self.level = level
+        self.level = check_level(level, LEVEL_WEIGHTS)
         self.topk = topk
-        self.sizes = {"train": train_size, "validation": validation_size}
-        for name, value in (("topk", topk), *((f"{name}_size", size) for name, size in self.sizes.items())):
-            if value < 1:
-                raise ConfigError(f"{name}={value}: expected at least 1")
+        self.sizes = check_sizes(train=train_size, validation=validation_size)
+        if topk < 1:
+            raise ConfigError(f"topk={topk}: expected at least 1")
 
     @function_tool
     def search(self, query: str, context: ToolContext) -> str:
@@ -76,9 +74,7 @@ class SearchQA(ToolEnv):
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of a split, made when first asked for."""
-        if split not in self.sizes:
-            raise ConfigError(f"split {split!r}: expected 'train' or 'validation'")
-        return _tasks(split, self.seed, self.level, self.sizes[split])
+        return _tasks(split, self.seed, self.level, size_of(self.sizes, split))
 
     def score(self, task: Task, answer: str) -> float:
         """1.0 if the final answer is right, else 0.0."""
@@ -104,11 +100,10 @@ def _tasks(split: str, seed: int, level: int | str, size: int) -> tuple[Task, ..
     """Shared by the environments of a process."""
     rng = random.Random(f"{seed}/{split}/{level}")
     world = make_world(seed, split)
-    shares = LEVEL_WEIGHTS if level == "mix" else {int(level): 1.0}
     questions: dict[str, tuple[int, Question]] = {}
     misses = 0
     while len(questions) < size:
-        (hops,) = rng.choices(list(shares), weights=list(shares.values()))
+        hops = draw_level(rng, level, LEVEL_WEIGHTS)
         question = draw(rng, world, hops)
         misses = misses + 1 if question.text in questions else 0
         if misses > MAX_MISSES:

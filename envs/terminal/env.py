@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from agentgym.envs.generated import check_level, check_sizes, draw_level, size_of
 from agentgym.envs.terminal.jobs import draw
-from agentgym.errors import ConfigError, InfraError, ToolError
+from agentgym.errors import InfraError, ToolError
 from agentgym.sandbox import Sandbox, SandboxConfig
 from agentgym.tool import BaseTool
 from agentgym.tool_env import ToolEnv
@@ -54,19 +55,12 @@ class Terminal(ToolEnv):
         limits: ToolLimits | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(split=split, seed=seed, limits=limits, sandbox=sandbox)
-        if level != "mix" and level not in LEVEL_WEIGHTS:
-            raise ConfigError(f"level={level!r}: expected 1, 2, 3 or 'mix'")
-        self.level = level
-        self.sizes = {"train": train_size, "validation": validation_size}
-        for name, size in self.sizes.items():
-            if size < 1:
-                raise ConfigError(f"{name}_size={size}: expected at least 1")
+        self.level = check_level(level, LEVEL_WEIGHTS)
+        self.sizes = check_sizes(train=train_size, validation=validation_size)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of a split, made when first asked for."""
-        if split not in self.sizes:
-            raise ConfigError(f"split {split!r}: expected 'train' or 'validation'")
-        return _tasks(split, self.seed, self.level, self.sizes[split])
+        return _tasks(split, self.seed, self.level, size_of(self.sizes, split))
 
     async def prepare_sandbox(self, sandbox: Sandbox) -> None:
         """Write the task's files."""
@@ -130,10 +124,9 @@ def split_of(prompt: str) -> str:
 def _tasks(split: str, seed: int, level: int | str, size: int) -> tuple[Task, ...]:
     """Shared by the environments of a process. No two tasks have the same prompt."""
     rng = random.Random(f"terminal/{seed}/{split}/{level}")
-    shares = LEVEL_WEIGHTS if level == "mix" else {int(level): 1.0}
     tasks: dict[str, Task] = {}
     while len(tasks) < size:
-        (count,) = rng.choices(list(shares), weights=list(shares.values()))
+        count = draw_level(rng, level, LEVEL_WEIGHTS)
         jobs = draw(rng, count)
         texts = [job.text for _, job in jobs]
         prompt = texts[0] if count == 1 else "\n".join(f"{number}. {text}" for number, text in enumerate(texts, 1))
