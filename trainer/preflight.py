@@ -11,15 +11,19 @@ import itertools
 import json
 import os
 import re
+import socket
+import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from agentgym import plugins, registration
 from agentgym.agents import BUILT_IN, load_agent, needs_endpoint
 from agentgym.errors import ConfigError, EnvError, RegistrationError, UnknownName, boundary, did_you_mean
+from agentgym.evaluation.endpoint import base_url
 from agentgym.loops import ExternalLoop, agent_loops
 from agentgym.loops.base import find_agent_loop
 from agentgym.rewards.config import RewardConfig, make_reward_manager
@@ -114,6 +118,8 @@ def check_evaluation(config: EvalConfig) -> None:
     agent = None if config.agent in (None, *BUILT_IN) else load_agent(str(config.agent))
     if config.endpoint.url is None and (config.agent is None or (agent is not None and needs_endpoint(agent))):
         check_model(config.model, config.rollout)
+    if config.endpoint.url is not None:
+        check_host(config.endpoint.url)
     [tasks] = check_tasks(config.env, [config.split], scored_by_env=not config.reward.active)
     env = make_env(config.env)
     try:
@@ -122,6 +128,19 @@ def check_evaluation(config: EvalConfig) -> None:
                 env.oracle(tasks[0])
     finally:
         env.close()
+
+
+def check_host(url: str) -> None:
+    """Raise `ConfigError` if nobody knows the host of an endpoint: it would be asked again for minutes."""
+    if urllib.request.getproxies():
+        return  # a proxy may know hosts that this machine does not
+    host = urlsplit(base_url(url)).hostname or ""
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"endpoint={url}: no machine of the name {host!r} is known ({error}): check the address"
+        ) from None
 
 
 def check_names(plugin_list: Sequence[str], env: EnvConfig, rollout: RolloutConfig) -> None:

@@ -82,7 +82,7 @@ def plots(report: EvalReport) -> list[Figure]:
     rewards = [reward for task in report.per_task for reward in task.rewards]
     figures: list[Figure] = []
     if rewards:
-        figures.append(("Rewards", [{"type": "histogram", "x": rewards}], _axes("reward", "rollouts")))
+        figures.append(("Rewards", [_histogram(rewards)], _axes("reward", "rollouts")))
         means = sorted((task.mean for task in report.per_task if task.mean is not None), reverse=True)
         figures.append(("Mean reward of each task", [{"type": "bar", "y": means}], _axes("tasks, best first", "")))
     if len(report.at_k) > 1:
@@ -105,6 +105,13 @@ def plots(report: EvalReport) -> list[Figure]:
             figures.append((title, [_bars(estimates)], _axes("", "")))
     figures.append(("How rollouts ended", [_counts(report.statuses)], _axes("", "rollouts")))
     return figures
+
+
+def _histogram(values: Sequence[float]) -> dict[str, Any]:
+    """Twenty steps from the lowest to the highest value, each in the middle of its bar."""
+    low, high = min(values), max(values)
+    size = (high - low) / 20 or 0.05
+    return {"type": "histogram", "x": values, "xbins": {"start": low - size / 2, "end": high + size, "size": size}}
 
 
 def _bars(estimates: Mapping[str, Any]) -> dict[str, Any]:

@@ -149,3 +149,12 @@ def test_no_heavy_import() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_endpoint_on_an_unknown_machine_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    overrides = ["env=toy-sums", f"plugins={TOY}", "model=gpt"]
+    with pytest.raises(ConfigError, match=r"no machine of the name 'no-such-host\.invalid' is known"):
+        check_evaluation(load_config(EvalConfig, overrides=[*overrides, "endpoint=http://no-such-host.invalid/v1"]))
+    check_evaluation(load_config(EvalConfig, overrides=[*overrides, "endpoint=127.0.0.1:1/v1"]))
