@@ -171,3 +171,15 @@ async def outlast(task: asyncio.Future[Any], timeout: float | None = None) -> as
         except asyncio.CancelledError as error:
             interrupted = interrupted or error
     return interrupted
+
+
+async def finish(task: asyncio.Future[T]) -> T:
+    """Wait until ``task`` is done, however often the caller is cancelled meanwhile.
+
+    Returns the result of the task, or raises its error; a cancellation of the caller goes before both.
+    """
+    interrupted = await outlast(task)
+    failure = None if task.cancelled() else task.exception()  # looked at in any case: nobody else may
+    if interrupted is not None:
+        raise interrupted from failure
+    return task.result()

@@ -20,7 +20,7 @@ import pydantic
 from agentgym.config import ConfigModel, setting
 from agentgym.errors import ConfigError, InfraError, SessionClosed
 from agentgym.registry import Registry
-from agentgym.resources import outlast
+from agentgym.resources import finish
 from agentgym.sandbox_labels import Labels
 
 Language = Literal["python", "bash"]
@@ -221,6 +221,10 @@ class SandboxBackend(Protocol):
         """
         ...
 
+    async def aclose(self) -> None:
+        """Try again to remove what could not be removed. Raises `InfraError` for what is still there."""
+        ...
+
 
 class SandboxSource(Protocol):
     """What gives out sandboxes: a pool."""
@@ -302,15 +306,17 @@ class LazySandbox:
         return result
 
     async def close(self) -> None:
-        """Destroy the sandbox, also one that is just starting. Idempotent; a cancellation is raised at the end."""
+        """Destroy the sandbox, also one that is just starting. Idempotent; a cancellation is raised at the end.
+
+        Raises:
+            InfraError: it could not be destroyed.
+        """
         self._closed = True
         if self._opening is None:
             return
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(self._opening), name="close a sandbox")
-        interrupted = await outlast(self._closing)
-        if interrupted is not None:
-            raise interrupted
+        await finish(self._closing)
 
     async def _close(self, opening: asyncio.Task[Sandbox]) -> None:
         opening.cancel()

@@ -147,3 +147,23 @@ async def test_closing_twice_cancelled_still_closes() -> None:  # D2
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert source.made[0].closed == 1
+
+
+async def test_a_sandbox_that_cannot_be_destroyed_is_reported() -> None:
+    source = Source()
+    lazy = LazySandbox(SandboxConfig(), source)
+    await lazy.get()
+
+    async def stuck() -> None:
+        await asyncio.sleep(0)
+        raise InfraError("the daemon is gone")
+
+    source.made[0].close = stuck  # type: ignore[method-assign]
+    closing = asyncio.create_task(lazy.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await closing
+    assert str(cancelled.value.__cause__) == "the daemon is gone"
+    with pytest.raises(InfraError, match="the daemon is gone"):
+        await lazy.close()

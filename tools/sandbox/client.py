@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import Any
 
 from agentgym.errors import InfraError, ToolError, boundary
-from agentgym.resources import outlast
+from agentgym.resources import finish
 from agentgym.sandbox import Channel, FileEntry, Language, RunResult, SandboxConfig, WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -156,10 +156,7 @@ class SandboxClient:
         """Destroy the sandbox. Idempotent; a cancellation is raised when it is gone."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name=f"close of sandbox {self.id}")
-        interrupted = await outlast(self._closing)
-        if interrupted is not None:
-            raise interrupted
-        self._closing.result()
+        await finish(self._closing)
 
     # -- requests ---------------------------------------------------------------------------------------------------
 

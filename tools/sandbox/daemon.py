@@ -44,6 +44,8 @@ class Daemon:
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
+        self._kept: set[str] = set()
+        """Containers whose removal has begun and not succeeded."""
 
     @property
     def client(self) -> docker.DockerClient:
@@ -119,15 +121,32 @@ class Daemon:
         Raises:
             InfraError: it may still be there.
         """
+        with self._lock:
+            self._kept.add(name)
         for attempt in range(_REMOVE_ATTEMPTS):
             try:
                 with _daemon_errors(f"container {name} cannot be removed"):
                     if self._removed(name):
+                        with self._lock:
+                            self._kept.discard(name)
                         return
             except InfraError:
                 if attempt == _REMOVE_ATTEMPTS - 1:
                     raise
         raise InfraError(f"container {name} is still there after {_REMOVE_ATTEMPTS} attempts to remove it")
+
+    def sweep(self) -> None:
+        """`remove` what an earlier one left. Raises `InfraError` for the first that is still there."""
+        with self._lock:
+            kept = list(self._kept)
+        failures: list[InfraError] = []
+        for name in kept:
+            try:
+                self.remove(name)
+            except InfraError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def labelled(self, key: str) -> dict[str, dict[str, str]]:
         """Id and labels of every container, running or not, that has the label. Raises `InfraError`."""

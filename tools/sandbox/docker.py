@@ -18,7 +18,7 @@ import uuid
 from typing import Any
 
 from agentgym.errors import InfraError
-from agentgym.resources import outlast
+from agentgym.resources import finish, outlast
 from agentgym.sandbox import SandboxConfig, WorkerSettings
 from agentgym.sandbox_labels import Labels
 from agentgym.tools.sandbox.client import worker_command
@@ -76,6 +76,10 @@ class DockerBackend:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: stream, connection)
         return DockerChannel(self.daemon, name, stream)
 
+    async def aclose(self) -> None:
+        """Try again to remove the containers that the daemon kept. Raises `InfraError` for one that is still there."""
+        await self.daemon.submit(self.daemon.sweep)
+
 
 class DockerChannel:
     """A running container: the stream of its worker, and its end."""
@@ -116,10 +120,7 @@ class DockerChannel:
         self._stream.close()
         if self._removal is None or (self._removal.done() and self._removal.exception() is not None):
             self._removal = asyncio.create_task(self._remove(), name=f"remove {self.name}")
-        interrupted = await outlast(self._removal)
-        self._removal.result()
-        if interrupted is not None:
-            raise interrupted
+        await finish(self._removal)
 
     async def _remove(self) -> None:
         await self._daemon.submit(self._daemon.remove, self.name)

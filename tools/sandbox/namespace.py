@@ -56,6 +56,9 @@ class NamespaceBackend:
         """See `agentgym.sandbox.SandboxBackend`."""
         return WorkerSettings(memory_mb=config.memory_mb, pids=config.pids, file_mb=config.disk_mb)
 
+    async def aclose(self) -> None:
+        """Nothing is kept: a process tree ends when it is killed."""
+
     async def launch(self, config: SandboxConfig, labels: Labels) -> LocalChannel:
         """See `agentgym.sandbox.SandboxBackend`."""
         info, info_end = os.pipe()

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from agentgym.errors import AgentGymError, InfraError, SessionClosed, boundary
-from agentgym.resources import outlast
+from agentgym.resources import finish
 from agentgym.sandbox import SandboxBackend, SandboxConfig
 from agentgym.sandbox_labels import Labels
 from agentgym.session_manager import Permits
@@ -116,12 +116,13 @@ class SandboxPool:
         return sandbox
 
     async def aclose(self) -> None:
-        """Destroy everything and take no more callers. Idempotent; a cancellation is raised at the end."""
+        """Destroy everything and take no more callers. Idempotent; a cancellation is raised at the end.
+
+        What cannot be destroyed is logged.
+        """
         if self._closing is None:
             self._closing = asyncio.create_task(self._destroy(), name="close of a sandbox pool")
-        interrupted = await outlast(self._closing)
-        if interrupted is not None:
-            raise interrupted
+        await finish(self._closing)
 
     async def _take(self) -> PooledSandbox:
         self._refuse_if_closed()
@@ -243,6 +244,11 @@ class SandboxPool:
         sandboxes = [*self._ready, *self._live]
         self._ready.clear()
         await asyncio.gather(*(sandbox.close() for sandbox in sandboxes), return_exceptions=True)
+        if self._backend is not None:
+            try:
+                await self._backend.aclose()
+            except InfraError as error:
+                logger.error("%s. `agentgym sandbox reap` removes it once that works again", error)
 
     def _refuse_if_closed(self) -> None:
         if self._closing is not None:

@@ -40,6 +40,9 @@ class ProcessBackend:
             work=str(_folder(labels) / "work"), memory_mb=config.memory_mb, file_mb=config.disk_mb, marker=labels.word
         )
 
+    async def aclose(self) -> None:
+        """Nothing is kept: a process tree ends when it is killed."""
+
     async def launch(self, config: SandboxConfig, labels: Labels) -> LocalChannel:
         """See `agentgym.sandbox.SandboxBackend`."""
         folder = _folder(labels)

@@ -114,6 +114,9 @@ class Unreliable:
             await kill_from_outside(channel)
         return channel
 
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
 
 def break_daemon(daemon: Daemon, dice: random.Random) -> None:
     """Some answers of the daemon are errors: of starts that did happen, and of removals that did not."""
@@ -147,6 +150,14 @@ async def one_session(pool: SandboxPool, dice: random.Random) -> str:
     """Returns how it ended."""
     sandbox = LazySandbox(pool.config, pool)
     try:
+        return await play(sandbox, dice)
+    finally:
+        with contextlib.suppress(InfraError):  # the daemon refused; the pool tries again when it is closed
+            await sandbox.close()
+
+
+async def play(sandbox: LazySandbox, dice: random.Random) -> str:
+    try:
         fate = dice.random()
         await sandbox.run("python", "x = 1", timeout=20.0)
         if fate < 0.2:
@@ -161,8 +172,6 @@ async def one_session(pool: SandboxPool, dice: random.Random) -> str:
         return result.status
     except AgentGymError as error:
         return type(error).__name__
-    finally:
-        await sandbox.close()
 
 
 async def churn(name: str, sessions: int) -> None:
