@@ -279,6 +279,9 @@ class VllmEngine:
             await asyncio.gather(self._starting, return_exceptions=True)
         llm, self._llm = self._llm, None
         if llm is not None:
+            if llm.output_handler is not None:  # else it reports the end of vLLM's process as a failure
+                llm.output_handler.cancel()
+                await asyncio.wait({llm.output_handler})
             # On the CPU there is nothing to release; vLLM's default is to wait five seconds.
             await asyncio.to_thread(llm.shutdown, None if self.options.gpu else 0.5)
 
