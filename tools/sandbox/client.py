@@ -65,6 +65,7 @@ def worker_source() -> bytes:
     for name in ("system", "files", "python_session", "interpreters", "worker"):
         text = folder.joinpath(f"{name}.py").read_text(encoding="utf-8")
         text = text.replace("from __future__ import annotations\n", "")
+        text = re.sub(r"^(TYPE_CHECKING = .*|if TYPE_CHECKING:\n(    .*\n|\n)+)", "", text, flags=re.MULTILINE)
         texts.append(re.sub(r"^from agentgym\.\S+ import (\([^)]*\)|.*)$", "", text, flags=re.MULTILINE))
     return "\n".join(texts).encode()
 
