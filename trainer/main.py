@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from agentgym import plugins
+from agentgym.atomic import write_atomically
 from agentgym.config import dump_config, load_config
 from agentgym.console import Console, RunSummary
 from agentgym.errors import ConfigError
@@ -112,7 +113,7 @@ def prepare_folder(config: TrainConfig, console: Console) -> tuple[Path, Path | 
     model = Path(config.model.path).name
     name = settings.name if settings.name is not None else f"{config.env.name}-{model}-{config.algo.name}"
     folder = tracking.create_run_folder(settings.run_dir, name.replace("/", "-"))
-    (folder / "config.yaml").write_text(dump_config(config))
+    write_atomically(folder / "config.yaml", dump_config(config))
     return folder, None
 
 
@@ -131,7 +132,7 @@ def record_changes(path: Path, config: TrainConfig, console: Console) -> None:
     for key in changed:
         console.line(f"changed {key}: {old.get(key)} -> {new.get(key)}")
     if changed:
-        path.write_text(dump_config(config))
+        write_atomically(path, dump_config(config))
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

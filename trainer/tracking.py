@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgym.atomic import write_atomically
 from agentgym.errors import ConfigError
 from agentgym.rollout import Rollout
 from agentgym.trainer.loggers import MetricLogger
@@ -80,7 +81,7 @@ def write_environment(folder: Path) -> None:
         if not path.exists():
             break
         path = folder / f"environment-{i}.json"
-    path.write_text(json.dumps(describe_environment(), indent=2) + "\n")
+    write_atomically(path, json.dumps(describe_environment(), indent=2) + "\n")
 
 
 def _git_commit() -> str | None:
@@ -136,7 +137,7 @@ class RunLog:
 
     def vocabulary(self, vocabulary: Vocabulary) -> None:
         """Write what the token ids of the rollouts mean."""
-        (self.rollouts_dir / VOCABULARY).write_text(json.dumps(asdict(vocabulary)) + "\n")
+        write_atomically(self.rollouts_dir / VOCABULARY, json.dumps(asdict(vocabulary)) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All complete lines of ``metrics.jsonl``."""
@@ -152,9 +153,7 @@ class RunLog:
             logger.metrics(step, values)
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        temporary = self.metrics_path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        temporary.rename(self.metrics_path)
+        write_atomically(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def _drop_after(self, step: int) -> None:
         self._rewrite([row for row in self.read_metrics() if row["step"] <= step])

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentgym.atomic import write_atomically
 from agentgym.evaluation.report import EvalReport, TaskResult
 
 Figure = tuple[str, list[dict[str, Any]], dict[str, Any]]
@@ -47,9 +48,7 @@ for (const [id, data, layout] of {figures})
 
 def write_html(path: Path, report: EvalReport) -> None:
     """Write the page, about 5 MB, whole or not at all."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(render(report), encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, render(report))
 
 
 def render(report: EvalReport) -> str:

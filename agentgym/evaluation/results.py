@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from agentgym.atomic import write_atomically
 from agentgym.errors import ConfigError
 from agentgym.evaluation.rows import Key, Row
 from agentgym.rollout import Rollout
@@ -140,6 +141,4 @@ def read_rows(folder: Path) -> list[Row]:
 
 def write_json(path: Path, data: Any) -> None:
     """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")

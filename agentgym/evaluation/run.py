@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym import plugins, registration
+from agentgym.atomic import write_atomically
 from agentgym.config import dump_config, read_yaml
 from agentgym.console import Console, Progress
 from agentgym.errors import ConfigError
@@ -53,7 +54,7 @@ def evaluate(config: EvalConfig, console: Console | None = None, *, resume: bool
             _check_same(config, config.output)
         with Results(config.output, resume=resume) as results:
             if config.output is not None:
-                (config.output / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+                write_atomically(config.output / "config.yaml", dump_config(config))
             try:
                 _play_missing(config, results, wanted, console)
             except KeyboardInterrupt:
