@@ -16,8 +16,9 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from agentgym.errors import AgentGymError, InfraError
@@ -46,6 +47,24 @@ class Worker(ABC):
         """End the worker at once."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What the workers of a group take.
+
+    Example:
+        ``Needs(ranks=2, cpus=1.0, gpus=0.5, room=2)``: two places of two CPUs and one GPU, half of each place taken.
+    """
+
+    ranks: int
+    """Workers, each in a place of its own."""
+    cpus: float
+    """Of each worker."""
+    gpus: float = 0.0
+    """Of each worker; parts of one may be shared."""
+    room: int = 1
+    """How many workers the place of each rank has room for."""
+
+
 class Cluster(ABC):
     """Starts workers and ends them."""
 
@@ -54,22 +73,12 @@ class Cluster(ABC):
 
     @abstractmethod
     def spawn(
-        self,
-        worker_class: type,
-        args: tuple[Any, ...],
-        *,
-        ranks: int,
-        cpus: float,
-        gpus: float,
-        room: int = 1,
-        beside: Sequence[Worker] = (),
+        self, worker_class: type, args: tuple[Any, ...], needs: Needs, beside: Sequence[Worker] = ()
     ) -> list[Worker]:
-        """Start ``ranks`` workers as ``worker_class(rank, *args)``; blocks until they are placed.
+        """Start workers as ``worker_class(rank, *args)``; blocks until they are placed.
 
         Args:
-            cpus: of each worker.
-            gpus: of each worker; parts of one may be shared.
-            room: how many workers the place of each rank has room for.
+            needs: how many, and what each takes.
             beside: the workers of another `spawn`, whose places with room these take, rank by rank.
         """
 
@@ -175,19 +184,11 @@ class InlineCluster(Cluster):
         self._workers: list[Worker] = []
 
     def spawn(
-        self,
-        worker_class: type,
-        args: tuple[Any, ...],
-        *,
-        ranks: int,
-        cpus: float,
-        gpus: float,
-        room: int = 1,
-        beside: Sequence[Worker] = (),
+        self, worker_class: type, args: tuple[Any, ...], needs: Needs, beside: Sequence[Worker] = ()
     ) -> list[Worker]:
-        if ranks != 1:
-            raise AgentGymError(f"trainer.cluster=inline runs one worker, not {ranks}; use trainer.cluster=ray")
-        workers: list[Worker] = [InlineWorker(worker_class, rank, args) for rank in range(ranks)]
+        if needs.ranks != 1:
+            raise AgentGymError(f"trainer.cluster=inline runs one worker, not {needs.ranks}; use trainer.cluster=ray")
+        workers: list[Worker] = [InlineWorker(worker_class, 0, args)]
         self._workers.extend(workers)
         return workers
 
@@ -266,15 +267,7 @@ class RayCluster(Cluster):
         )
 
     def spawn(
-        self,
-        worker_class: type,
-        args: tuple[Any, ...],
-        *,
-        ranks: int,
-        cpus: float,
-        gpus: float,
-        room: int = 1,
-        beside: Sequence[Worker] = (),
+        self, worker_class: type, args: tuple[Any, ...], needs: Needs, beside: Sequence[Worker] = ()
     ) -> list[Worker]:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -282,14 +275,15 @@ class RayCluster(Cluster):
         if beside:
             (group,) = [group for workers, group in self._places if workers is beside]
         else:
-            group = _reserve(ranks, {"CPU": cpus * room} | ({"GPU": gpus * room} if gpus else {}))
+            group = _reserve(needs)
         actor_class = ray.remote(worker_class)
         workers: list[Worker] = []
-        for rank in range(ranks):
+        for rank in range(needs.ranks):
             strategy = PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=rank, placement_group_capture_child_tasks=False
             )
-            actor = actor_class.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy).remote(rank, *args)
+            made = actor_class.options(num_cpus=needs.cpus, num_gpus=needs.gpus, scheduling_strategy=strategy)
+            actor = made.remote(rank, *args)
             workers.append(RayWorker(actor))
         self._places.append((workers, group))
         return workers
@@ -320,17 +314,18 @@ class RayCluster(Cluster):
             ray.shutdown()
 
 
-def _reserve(ranks: int, bundle: Mapping[str, float]) -> Any:
-    """A placement group with ``ranks`` such bundles. Raises `InfraError` where there is no room for them."""
+def _reserve(needs: Needs) -> Any:
+    """A placement group with a bundle for each rank. Raises `InfraError` where there is no room for them."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    group = placement_group([dict(bundle)] * ranks, strategy="PACK")
+    bundle = {"CPU": needs.cpus * needs.room} | ({"GPU": needs.gpus * needs.room} if needs.gpus else {})
+    group = placement_group([bundle] * needs.ranks, strategy="PACK")
     ready, _ = ray.wait([group.ready()], timeout=120)
     if not ready:
         remove_placement_group(group)
         raise InfraError(
-            f"no place for {ranks} x {bundle} within 120 s; the cluster has {ray.cluster_resources()}, "
+            f"no place for {needs.ranks} x {bundle} within 120 s; the cluster has {ray.cluster_resources()}, "
             f"of which {ray.available_resources()} are free"
         )
     return group

@@ -19,7 +19,7 @@ from agentgym.rollout import Rollout
 from agentgym.runner import RolloutRequest
 from agentgym.trainer.algorithms import Totals
 from agentgym.trainer.batch import Batch
-from agentgym.trainer.cluster import Cluster, Worker, wait
+from agentgym.trainer.cluster import Cluster, Needs, Worker, wait
 from agentgym.trainer.config import TrainConfig
 from agentgym.trainer.critic import CriticWorker
 from agentgym.trainer.learner import MiniBatch
@@ -40,8 +40,8 @@ class WorkerGroup:
     Args:
         cluster: where they live.
         worker_class: constructed as ``worker_class(rank, *args)``.
+        needs: how many workers, and what each takes.
         name: for messages.
-        room: how many workers the place of each rank has room for.
         beside: a group whose places with room these workers take.
         timeout: seconds after which a call that does not end is an error.
     """
@@ -51,27 +51,17 @@ class WorkerGroup:
         cluster: Cluster,
         worker_class: type,
         args: tuple[Any, ...],
+        needs: Needs,
         *,
         name: str,
-        ranks: int,
-        cpus: float,
-        gpus: float = 0.0,
-        room: int = 1,
         beside: WorkerGroup | None = None,
         timeout: float | None = None,
     ) -> None:
         self.cluster = cluster
         self.name = name
         self.timeout = timeout
-        self.workers: list[Worker] = cluster.spawn(
-            worker_class,
-            args,
-            ranks=ranks,
-            cpus=cpus,
-            gpus=gpus,
-            room=room,
-            beside=beside.workers if beside is not None else (),
-        )
+        places: Sequence[Worker] = beside.workers if beside is not None else ()
+        self.workers: list[Worker] = cluster.spawn(worker_class, args, needs, places)
 
     def close(self) -> None:
         """End the workers at once and free their place."""
@@ -111,15 +101,13 @@ class ModelGroup:
     ) -> None:
         self.config = config
         ranks = config.trainer.workers
+        gpus = math.floor(1e4 / room) / 1e4 if cluster.gpus else 0.0  # Ray counts in ten-thousandths
         self.group: WorkerGroup = WorkerGroup(
             cluster,
             self.worker_class,
             (ranks, config),
+            Needs(ranks=ranks, cpus=1.0, gpus=gpus, room=room),
             name=self.name,
-            ranks=ranks,
-            cpus=1.0,
-            gpus=math.floor(1e4 / room) / 1e4 if cluster.gpus else 0.0,  # Ray counts in ten-thousandths
-            room=room,
             beside=beside.group if beside is not None and room > 1 else None,
             timeout=config.trainer.step_timeout,
         )
@@ -247,9 +235,8 @@ class RewardModelGroup:
             cluster,
             RewardClassifier,
             (manager.model, *manager.classifier_options),
+            Needs(ranks=manager.workers, cpus=1.0),
             name="reward_model",
-            ranks=manager.workers,
-            cpus=1.0,
             timeout=timeout,
         )
 
@@ -263,7 +250,9 @@ class RolloutGroup:
     """The rollout workers: each has an engine, sessions, and its share of the requests."""
 
     def __init__(self, cluster: Cluster, setup: RolloutSetup, *, timeout: float | None = None) -> None:
-        self.group = WorkerGroup(cluster, RolloutWorker, (setup,), name="rollout", ranks=1, cpus=1.0, timeout=timeout)
+        self.group = WorkerGroup(
+            cluster, RolloutWorker, (setup,), Needs(ranks=1, cpus=1.0), name="rollout", timeout=timeout
+        )
         self.per_engine = setup.rollout.vllm.tensor_parallel
         self.transfer: Backend | None = None
         if cluster.gpus and setup.vllm_on_gpu:

@@ -161,10 +161,10 @@ class Renderer:
 
     def _encode_prompt(self, text: str, mark: str) -> list[int]:
         """The ids of a prompt. Its first message, mostly the system message with the tools, is encoded once for all."""
-        found = [(at, token) for token in self.stop_tokens if (at := text.find(token)) >= 0]
-        if not found:
+        found = self._first_end(text, 0)
+        if found is None:
             return self._encoder.encode(text, mark)
-        at, end = min(found)
+        at, end = found
         cut = at + len(end)
         return [*self._head(text[:cut], mark), *self._encoder.encode(text[cut:], mark, after=end)]
 
@@ -180,9 +180,9 @@ class Renderer:
             return None, 0, "the template renders what came before the turn in another way once messages follow it"
         message = prepared.messages[turn]
         if self._is_ended("tool_calls" in message):
-            found = [(at, token) for token in self.stop_tokens if (at := full.find(token, len(history))) >= 0]
-            if found:
-                at, end = min(found)
+            found = self._first_end(full, len(history))
+            if found is not None:
+                at, end = found
                 said = full[len(history) - len(self.thinking_prefix) : at]
                 if all(message[key].strip() in said for key in ("content", "reasoning_content") if key in message):
                     return end, at + len(end), ""
@@ -191,6 +191,11 @@ class Renderer:
         if full.startswith(answered[:cut]):
             return last, cut, ""
         return None, 0, "the template leaves out a part of the turn once messages follow it"
+
+    def _first_end(self, text: str, start: int) -> tuple[int, str] | None:
+        """Where the first token that ends a turn stands in ``text`` from ``start`` on, and the token."""
+        found = [(at, token) for token in self.stop_tokens if (at := text.find(token, start)) >= 0]
+        return min(found) if found else None
 
     def _end_of_turn(self, answered: str, start: int, *, called: bool) -> tuple[str | None, int]:
         """The token that ends the last turn of ``answered`` (it begins at about ``start``), and the position after it.

@@ -15,7 +15,7 @@ from agentgym.config import load_config
 from agentgym.errors import AgentGymError, ConfigError, InfraError
 from agentgym.trainer import checkpoint
 from agentgym.trainer.batch import Batch, make_batch
-from agentgym.trainer.cluster import Cluster, InlineCluster, RayCluster
+from agentgym.trainer.cluster import Cluster, InlineCluster, Needs, RayCluster
 from agentgym.trainer.config import TrainConfig
 from agentgym.trainer.groups import ActorGroup, WorkerGroup
 from agentgym.trainer.main import models_per_gpu
@@ -160,7 +160,7 @@ def fragile() -> type:
 
 
 def test_the_error_of_one_rank_reaches_the_driver(ray_cluster: RayCluster) -> None:
-    group = WorkerGroup(ray_cluster, fragile(), (), name="fragile", ranks=2, cpus=0.5, timeout=20)
+    group = WorkerGroup(ray_cluster, fragile(), (), Needs(ranks=2, cpus=0.5), name="fragile", timeout=20)
     with pytest.raises(AgentGymError, match="rank 1 is broken") as caught:
         group.broadcast("work")
     assert any("fragile.work" in note and "in work" in note for note in caught.value.__notes__)
@@ -171,7 +171,7 @@ def test_the_error_of_one_rank_reaches_the_driver(ray_cluster: RayCluster) -> No
 
 
 def test_a_dead_worker_is_an_infrastructure_error(ray_cluster: RayCluster) -> None:
-    group = WorkerGroup(ray_cluster, fragile(), (), name="mortal", ranks=1, cpus=0.5, timeout=30)
+    group = WorkerGroup(ray_cluster, fragile(), (), Needs(ranks=1, cpus=0.5), name="mortal", timeout=30)
     with pytest.raises(InfraError, match=r"died during mortal.die"):
         group.broadcast("die")
 
@@ -208,9 +208,8 @@ def test_models_share_gpus_rank_by_rank(gpu_cluster: RayCluster) -> None:
     worker_class = placed()
 
     def group(name: str, beside: WorkerGroup | None) -> WorkerGroup:
-        return WorkerGroup(
-            gpu_cluster, worker_class, (), name=name, ranks=2, cpus=1.0, gpus=0.3333, room=3, beside=beside
-        )
+        needs = Needs(ranks=2, cpus=1.0, gpus=0.3333, room=3)
+        return WorkerGroup(gpu_cluster, worker_class, (), needs, name=name, beside=beside)
 
     actor = group("actor", None)
     critic, reference = group("critic", actor), group("reference", actor)

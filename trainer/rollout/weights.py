@@ -64,6 +64,8 @@ class Shapes:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.config: Any = model.config
+        self.vocabulary = int(self.config.get_text_config().vocab_size)
+        """Number of token ids."""
         self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
         self._tied = set(getattr(model, "all_tied_weights_keys", None) or ())
 
@@ -80,11 +82,6 @@ class Shapes:
     def untied(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights without those that are another name of one."""
         return {name: tensor for name, tensor in weights.items() if name not in self._tied}
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of token ids."""
-        return int(self.config.get_text_config().vocab_size)
 
     def check(self, weights: Mapping[str, Tensor]) -> None:
         """Raise `ConfigError` unless these are all weights of such a model (tied ones may be left out)."""

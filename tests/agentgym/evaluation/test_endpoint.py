@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -211,9 +212,12 @@ def test_a_rate_limit_is_kept() -> None:
 
 def test_sixty_four_sessions_are_really_concurrent() -> None:
     with served(solve, delay=1.5) as stub:  # time for all to arrive, on a busy machine too
+        start = time.monotonic()
         report = run(stub)
+        seconds = time.monotonic() - start
     assert (report.mean, report.samples) == (1.0, 64)
     assert stub.peak == 64
+    assert seconds < 0.25 * 64 * 2 * 0.4  # one after the other it would be 192 s
 
 
 def test_the_concurrency_is_bounded() -> None:

@@ -80,6 +80,9 @@ async def test_a_used_sandbox_is_never_handed_on(local: str) -> None:  # D8
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "backend", [pytest.param("docker", marks=pytest.mark.docker), "namespace", "process"], indirect=True
+)
 async def test_sessions_that_run_side_by_side_keep_their_own_state(pool: SandboxPool) -> None:  # D8
     async def play(number: int) -> list[str]:
         sandbox = LazySandbox(pool.config, pool)
@@ -96,6 +99,8 @@ async def test_sessions_that_run_side_by_side_keep_their_own_state(pool: Sandbox
     for number, seen in enumerate(results):
         expected = [[f"{number + 10 * i} {number}\n", f"{number} d{number}\n"] for i in range(1, 25)]
         assert seen == [text for pair in expected for text in pair]
+    await pool.aclose()
+    assert leftovers() == []
 
 
 async def test_the_limit_is_never_exceeded() -> None:  # D10

@@ -235,7 +235,8 @@ async def test_blocking_tools_do_not_hold_up_the_server(serve: Any) -> None:  # 
         seconds = time.monotonic() - start
         heart.cancel()
     assert seconds < 2.5  # one after the other: 4 s
-    assert sorted(gaps)[len(gaps) * 9 // 10] < 0.05  # a blocked loop has few gaps, of 0.5 s
+    assert max(gaps) < 0.4  # a blocked loop: 0.5 s
+    assert sorted(gaps)[len(gaps) * 9 // 10] < 0.05  # and hardly ever above the 50 ms of a loop that is not held up
 
 
 async def test_long_texts_are_cut_and_other_long_answers_refused(serve: Any) -> None:
