@@ -7,8 +7,10 @@ import copy
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from agentgym.generation import Generator, SamplingParams
 from agentgym.settings import VllmConfig
 from agentgym.trainer.rollout.torch_engine import TorchEngine
 from agentgym.trainer.rollout.vllm_engine import EngineOptions, VllmEngine
+from agentgym.trainer.threads import one_thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,8 @@ def bench_rollout(
     ``generate`` gets the whole history of each session, left-padded, at every turn, at the same temperature of 1, and
     is not asked for log-probs. Times are medians over the passes; compare the ratios, not the speeds.
 
+    ``generate`` and vLLM have processes of their own: the helpers of one side's threads slow the other's otherwise.
+
     Args:
         model: a causal LM of transformers; it is not changed.
         workload: what is played; None: the default.
@@ -118,12 +123,8 @@ def bench_rollout(
     """
     workload = workload if workload is not None else RolloutWorkload()
     threads = num_threads if num_threads is not None else torch.get_num_threads()
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with one_thread():
         measured = asyncio.run(_measure(model, workload, passes, threads, vllm_folder))
-    finally:
-        torch.set_num_threads(before)
     return _report(workload, measured)
 
 
@@ -152,7 +153,8 @@ async def _measure(
             await vllm.ready()
             samples["vllm"] = _engine_turns(vllm, workload)
             engines.append(vllm)
-        samples["generate"] = _generate_turns(copy.deepcopy(model).to(engine.device).eval(), workload)
+        alone = ProcessPoolExecutor(1, get_context("spawn"), _take_model, (copy.deepcopy(model).eval(), threads))
+        samples["generate"] = _generate_turns(stack.enter_context(alone))
         measured: dict[str, list[Pass]] = {name: [] for name in samples}
         for number in range(passes + 1):
             for name in sorted(samples, reverse=number % 2 == 1):
@@ -198,31 +200,46 @@ def _engine_turns(engine: Generator, workload: RolloutWorkload) -> Sample:
     return sample
 
 
-def _generate_turns(model: Any, workload: RolloutWorkload) -> Sample:
+def _generate_turns(process: Executor) -> Sample:
     async def sample(histories: list[list[int]], _turn: int, count: int) -> list[Answer]:
         start = time.perf_counter()
-        width = max(map(len, histories))
-        ids = torch.tensor([[0] * (width - len(history)) + history for history in histories], device=model.device)
-        mask = torch.tensor(
-            [[0] * (width - len(history)) + [1] * len(history) for history in histories], device=model.device
-        )
-        with torch.inference_mode():
-            output = model.generate(
-                ids,
-                attention_mask=mask,
-                max_new_tokens=count,
-                min_new_tokens=count,
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                pad_token_id=0,
-                eos_token_id=None,
-            )
+        answers = await asyncio.get_running_loop().run_in_executor(process, _generate, histories, count)
         seconds = time.perf_counter() - start
-        return [Answer(ids=new, seconds=seconds) for new in output[:, width:].tolist()]
+        return [Answer(ids=ids, seconds=seconds) for ids in answers]
 
     return sample
+
+
+# In the process of ``generate``
+
+_taken: list[Any] = []
+"""The model, once it is there."""
+
+
+def _take_model(model: Any, threads: int) -> None:
+    torch.set_num_threads(threads)
+    _taken.append(model)
+
+
+def _generate(histories: list[list[int]], count: int) -> list[list[int]]:
+    width = max(map(len, histories))
+    ids = torch.tensor([[0] * (width - len(history)) + history for history in histories])
+    mask = torch.tensor([[0] * (width - len(history)) + [1] * len(history) for history in histories])
+    with torch.inference_mode():
+        output = _taken[0].generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
+    new: list[list[int]] = output[:, width:].tolist()
+    return new
 
 
 def _report(workload: RolloutWorkload, measured: dict[str, list[Pass]]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgym.errors import AgentGymError, InfraError
+from agentgym.trainer.threads import openmp_environment
 
 logger = logging.getLogger(__name__)
 
@@ -247,9 +248,7 @@ class RayCluster(Cluster):
         # The working directory is importable in workers as it is for the command line.
         path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {
-            "OMP_NUM_THREADS": str(threads),
-            # A spinning thread of an idle worker would take a core from the busy one.
-            "OMP_WAIT_POLICY": "PASSIVE",
+            **openmp_environment(threads),
             "AGENTGYM_PLUGINS": ",".join(plugins),
             "PYTHONPATH": path,
         }

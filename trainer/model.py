@@ -13,6 +13,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, boundary
 from agentgym.trainer.model_path import resolve_model_path
+from agentgym.trainer.threads import one_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def load_causal_lm(path: str, *, dtype: str, revision: str | None = None) -> Any
 
     disable_progress_bar()
     folder = resolve_model_path(path)
-    with boundary(f"loading the model {path!r}"):
+    with boundary(f"loading the model {path!r}"), one_thread():
         return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], revision=revision).eval()
 
 

@@ -23,6 +23,7 @@ from agentgym.trainer.rollout.probe import check_model
 from agentgym.trainer.rollout.sampling import check_params, uniforms
 from agentgym.trainer.rollout.slots import Turn
 from agentgym.trainer.rollout.weights import Shapes
+from agentgym.trainer.threads import one_thread
 
 
 @dataclass(slots=True, eq=False)
@@ -94,8 +95,9 @@ class TorchEngine:
         if max_slots < 1 or max_length < 2:
             raise ConfigError(f"max_slots={max_slots}, max_length={max_length}: expected at least 1 and 2")
         self.device = torch.device(device)
-        model.to(self.device).eval()
-        check_model(model, max_length, self.device)
+        with one_thread():
+            model.to(self.device).eval()
+            check_model(model, max_length, self.device)
         self.max_slots, self.max_length, self.deterministic = max_slots, max_length, deterministic
         self._tokenizer = tokenizer
         self._shapes = Shapes(model)

@@ -21,6 +21,7 @@ from agentgym.trainer.rollout.sampling import check_params
 from agentgym.trainer.rollout.update_lock import UpdateLock
 from agentgym.trainer.rollout.vllm_worker import OWNER
 from agentgym.trainer.rollout.weights import Shapes, cache_bytes_per_token, checksum, shared_file
+from agentgym.trainer.threads import openmp_environment
 
 BLOCK = 32
 """Tokens per block of the KV cache on the CPU, whose kernels want multiples of 32; only whole blocks are reused."""
@@ -423,9 +424,7 @@ def environment(options: EngineOptions) -> Iterator[None]:
     os.environ.update(
         VLLM_LOGGING_LEVEL=options.settings.log_level.upper(),
         VLLM_NO_USAGE_STATS="1",
-        OMP_NUM_THREADS=str(options.threads),
-        # A spinning thread of an idle process would take a core from the busy one.
-        OMP_WAIT_POLICY="PASSIVE",
+        **openmp_environment(options.threads),
     )
     os.environ[OWNER] = str(os.getpid())
     if options.settings.log_level == "error":
