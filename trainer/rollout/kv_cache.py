@@ -1,29 +1,36 @@
-"""Keys and values of all sessions in preallocated rows: a transformers ``Cache``, and the attention that reads it."""
+"""Keys and values of all sessions in preallocated rows: a transformers ``Cache``."""
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
-ATTENTION = "agentgym_rows"
-"""Name of `row_attention` in transformers' attention registry."""
-
-BUCKET = 32
-"""Key lengths are rounded up to a multiple of this: fewer shapes, and at most 31 masked columns are read in vain."""
-
-UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sliding_window")
-"""Arguments of transformers' attention functions that change the result and that `row_attention` does not know."""
+BUCKET = 8
+"""Key lengths are rounded up to a multiple of this: fewer shapes, and at most 7 masked columns are read in vain."""
 
 
 def rounded_up(length: int) -> int:
     """``length`` rounded up to a multiple of `BUCKET`."""
     return -(-length // BUCKET) * BUCKET
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A large tensor of zeros; on a CPU in huge pages, where the system has them.
+
+    Zeros, not anything: a masked column counts 0 times its value, which must not be NaN. A decode step reads a little
+    of every row: with pages of 4 KiB the translation of addresses took a twelfth of the engine's time.
+    """
+    if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)
 
 
 class KVCache(Cache):  # type: ignore[misc]
@@ -66,9 +73,8 @@ class KVCache(Cache):  # type: ignore[misc]
         return self._layer(self.keys[layer_idx], key_states), self._layer(self.values[layer_idx], value_states)
 
     def _allocate(self, states: Tensor) -> Tensor:
-        # Zeros, not empty: a masked column counts 0 times its value, which must not be NaN.
         shape = (self._layers, self.rows, states.shape[1], self.columns, states.shape[3])
-        return torch.zeros(shape, dtype=states.dtype, device=self.device)
+        return zeros(shape, states.dtype, self.device)
 
     def _layer(self, store: Tensor, states: Tensor) -> Tensor:
         # index_copy_ over flat (row, head, position) indices is 3 times as fast as indexed assignment at these sizes.
@@ -86,6 +92,19 @@ class KVCache(Cache):  # type: ignore[misc]
             starts = (rows[:, None] * store.shape[1] + heads) * self.columns
             self._flat = (starts[:, :, None] + self._positions[:, None, :]).reshape(-1)
         return self._flat
+
+    def column_bytes(self) -> int:
+        """Bytes of keys and values of one column of one row, in one layer; 0 before the first forward."""
+        return 0 if self.keys is None else 2 * self.keys.shape[2] * self.keys.shape[4] * self.keys.element_size()
+
+    def prefixes(self, rows: Sequence[int], length: int) -> tuple[Tensor, Tensor]:
+        """Copies of the first ``length`` columns of the rows: keys and values, [layer, row, head, length, dim] each."""
+        assert self.keys is not None
+        assert self.values is not None
+        # Row by row: index_select of a part of the columns took ten times as long.
+        stores = (self.keys[..., :length, :], self.values[..., :length, :])
+        keys, values = (torch.stack([store[:, row] for row in rows], dim=1) for store in stores)
+        return keys, values
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` columns of a row over those of another."""
@@ -114,36 +133,3 @@ class KVCache(Cache):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Length and offset of the keys that the next forward reads."""
         return self._length, 0
-
-
-def row_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **extras: Any,
-) -> tuple[Tensor, None]:
-    """Attention of queries [n, Hq, T, D] over keys [n, Hk, L, D] under a mask [n, 1, T, L].
-
-    The query heads that share a key head are folded into the query length, so that grouped keys are read once and
-    never copied (repeating them took four times as long at 64 rows of 256 keys).
-
-    Raises:
-        NotImplementedError: the model asks for something that changes the attention weights.
-    """
-    for name in UNSUPPORTED:
-        if name in extras and extras[name] is not None:
-            raise NotImplementedError(f"attention with {name}={extras[name]}")
-    rows, heads, length, _ = query.shape
-    groups = heads // key.shape[1]
-    if groups > 1:
-        query = query.reshape(rows, key.shape[1], groups * length, -1)
-        if length > 1 and attention_mask is not None:
-            attention_mask = attention_mask.repeat(1, 1, groups, 1)
-    output = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-    return output.reshape(rows, heads, length, -1).transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(ATTENTION, row_attention)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from agentgym.errors import ConfigError, EnvError, boundary
-from agentgym.trainer.rollout.kv_cache import ATTENTION, KVCache, rounded_up
+from agentgym.trainer.rollout.attention import ATTENTION, SharedPrefix
+from agentgym.trainer.rollout.kv_cache import KVCache, rounded_up
 
 REMEDY = "Use rollout=vllm for it, or a model whose layers all have full attention."
 
@@ -74,14 +75,20 @@ def check_exact(model: Any, device: torch.device) -> None:
     got = []
     for start, end in ((0, 6), (6, 7), (7, 8)):
         at = positions[:, start:end]
+        shared = None
+        mask = (columns <= at[:, :, None])[:, None]
+        if start == 7 and device.type == "cpu":
+            shared = SharedPrefix.of(cache, [[0]], 4)
+            mask = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, -torch.inf)
         cache.aim([0], at, len(columns))
         got.append(
             model(
                 input_ids=tokens[:, start:end],
                 position_ids=at,
-                attention_mask=(columns <= at[:, :, None])[:, None],
+                attention_mask=mask,
                 past_key_values=cache,
                 use_cache=True,
+                shared_prefix=shared,
             ).logits
         )
     gap = float((torch.cat(got, dim=1).float().log_softmax(-1) - expected).abs().max())

@@ -11,6 +11,7 @@ import pytest
 
 from agentgym.errors import ConfigError, SessionError
 from agentgym.generation import SamplingParams
+from agentgym.trainer.rollout import decoder
 from agentgym.trainer.rollout.torch_engine import TorchEngine
 
 MakeEngine = Callable[..., TorchEngine]
@@ -60,8 +61,12 @@ async def decoding(engine: TorchEngine) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("slots", [3, 6, 16])
-async def test_two_runs_with_other_timing_give_equal_bits(make_engine: MakeEngine, slots: int) -> None:
+@pytest.mark.parametrize(("slots", "shared"), [(3, False), (6, False), (6, True), (16, True)])
+async def test_two_runs_with_other_timing_give_equal_bits(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, slots: int, shared: bool
+) -> None:
+    if shared:
+        monkeypatch.setattr(decoder, "MIN_SPARED_BYTES", 1)
     engine = make_engine(max_slots=slots, deterministic=True)
     first = await play_batch(engine, jitter=1)
     # The same engine again: nothing of the first batch, nor of what was played between, is left.
@@ -69,6 +74,7 @@ async def test_two_runs_with_other_timing_give_equal_bits(make_engine: MakeEngin
     assert await play_batch(engine, jitter=2) == first
     fresh = make_engine(max_slots=slots, deterministic=True)
     assert await play_batch(fresh, jitter=3) == first
+    assert (fresh.stats()["shared_steps"] > 0) == shared
 
 
 async def test_a_batch_depends_on_its_weights_and_not_on_their_history(make_engine: MakeEngine, llama: Any) -> None:

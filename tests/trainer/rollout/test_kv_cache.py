@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentgym.trainer.rollout.kv_cache import KVCache, rounded_up, row_attention
+from agentgym.trainer.rollout.kv_cache import BUCKET, KVCache, rounded_up, zeros
 
 CPU = torch.device("cpu")
 
@@ -15,7 +15,7 @@ def marked(rows: int, tokens: int, start: int) -> torch.Tensor:
 
 
 def test_lengths_are_rounded_up_to_the_bucket() -> None:
-    assert [rounded_up(n) for n in (1, 32, 33, 100)] == [32, 32, 64, 128]
+    assert [rounded_up(n) for n in (1, BUCKET, BUCKET + 1, 4 * BUCKET - 1)] == [BUCKET, BUCKET, 2 * BUCKET, 4 * BUCKET]
 
 
 def test_tokens_are_written_at_each_rows_own_position() -> None:
@@ -49,14 +49,27 @@ def test_the_scratch_column_is_beyond_the_longest_sequence() -> None:
         assert cache.columns == cache.scratch + 1 == rounded_up(length + 1)
 
 
-@pytest.mark.parametrize("key_heads", [1, 2, 4])
-@pytest.mark.parametrize("length", [1, 5])
-def test_attention_equals_the_textbook_formula(key_heads: int, length: int) -> None:
-    torch.manual_seed(0)
-    query, key, value = torch.randn(3, 4, length, 8), torch.randn(3, key_heads, 9, 8), torch.randn(3, key_heads, 9, 8)
-    mask = torch.rand(3, 1, length, 9) > 0.4
-    mask[..., 0] = True
-    output, _ = row_attention(torch.nn.Identity(), query, key, value, mask, scaling=0.5)
-    key, value = (x.repeat_interleave(4 // key_heads, dim=1) for x in (key, value))
-    weights = (query @ key.transpose(2, 3) * 0.5).masked_fill(~mask, float("-inf")).softmax(-1)
-    torch.testing.assert_close(output, (weights @ value).transpose(1, 2))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cache_starts_with_zeros_that_can_be_written(dtype: torch.dtype) -> None:
+    made = zeros((3, 5, 7), dtype, CPU)
+    assert made.shape == (3, 5, 7)
+    assert made.dtype == dtype
+    assert not made.any()
+    made[1, 2] = 4
+    assert float(made.float().sum()) == 28
+
+
+def test_prefixes_are_copies_of_the_rows_first_columns() -> None:
+    cache = KVCache(2, 4, 20, CPU)
+    cache.aim(range(4), torch.arange(6).repeat(4, 1), 8)
+    for layer in range(2):
+        new = marked(4, 6, 1 + 1000 * layer)
+        cache.update(new, -new, layer)
+    keys, values = cache.prefixes([2, 0], 5)
+    assert keys.shape == (2, 2, 2, 5, 3)
+    assert cache.keys is not None
+    assert torch.equal(keys[1, 0], cache.keys[1, 2, :, :5])
+    assert torch.equal(keys[0, 1], cache.keys[0, 0, :, :5])
+    assert torch.equal(values, -keys)
+    cache.clear()
+    assert keys.all()

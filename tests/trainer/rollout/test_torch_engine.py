@@ -12,6 +12,7 @@ import torch
 
 from agentgym.errors import ConfigError, InfraError, SessionError
 from agentgym.generation import Generation, SamplingParams
+from agentgym.trainer.rollout import decoder
 from agentgym.trainer.rollout.torch_engine import TorchEngine
 
 MakeEngine = Callable[..., TorchEngine]
@@ -49,11 +50,13 @@ async def decoding(engine: TorchEngine) -> None:
 
 
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
-@pytest.mark.parametrize("slots", [3, 16])
+@pytest.mark.parametrize(("slots", "shared"), [(3, False), (16, False), (16, True)])
 async def test_multi_turn_sessions_equal_the_model_alone(
-    make_engine: MakeEngine, llama: Llama, key_heads: int, slots: int
+    make_engine: MakeEngine, llama: Llama, monkeypatch: pytest.MonkeyPatch, key_heads: int, slots: int, shared: bool
 ) -> None:
     """Mixed lengths, joins and leaves at any step, kept and evicted keys and values, shared prefixes."""
+    if shared:
+        monkeypatch.setattr(decoder, "MIN_SPARED_BYTES", 1)
     model = llama(key_heads)
     engine = make_engine(llama(key_heads), max_slots=slots)
     system = tokens(40, seed=0)
@@ -78,6 +81,7 @@ async def test_multi_turn_sessions_equal_the_model_alone(
     stats = engine.stats()
     assert stats["requests"] == 36
     assert (stats["evictions"] > 0) == (slots == 3)
+    assert (stats["shared_steps"] > 0) == shared
 
 
 async def test_the_next_turn_computes_only_what_is_new(make_engine: MakeEngine) -> None:
