@@ -38,6 +38,8 @@ class Generation:
     weight_version: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose keys and values were reused."""
+    preemptions: int = 0
+    """How often the engine took this turn's memory for another and computed its tokens again: it has too little."""
 
 
 class Generator(Protocol):

@@ -140,6 +140,7 @@ def of_step(
         "throughput/tokens_per_s": model_tokens(report.rollouts) / max(timings["time/step_s"], 1e-9),
     }
     values |= {f"engine/{name}": value for name, value in report.engine.items()}
+    values["rollout/preempted"] = values.pop("engine/preemptions", 0.0)
     if len(batch) > 0:
         mask = batch["response_mask"]
         versions = batch["weight_version"]

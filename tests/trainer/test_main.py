@@ -44,9 +44,9 @@ def test_the_record_of_a_run_is_complete(whole: Path) -> None:
         "reward/mean reward/std reward/group_std response_length/mean turns/mean tool/calls tool/errors parse/errors",
         "rollout/truncated rollout/failed sessions/live sessions/opened sessions/closed actor/loss actor/grad_norm",
         "actor/entropy actor/clip_fraction actor/approx_kl actor/lr actor/ratio_mean rollout/logprob_gap_mean",
-        "rollout/logprob_gap_max version/lag advantage/mean advantage/std return/mean return/std prompt_length/mean",
+        "rollout/logprob_gap_max rollout/preempted version/lag advantage/mean advantage/std return/mean return/std",
         "time/step_s time/rollout_s time/update_s time/sync_s throughput/tokens_per_s memory/driver_gb",
-        "reward/component/length",
+        "prompt_length/mean reward/component/length",
     }
     wanted = {name for line in names for name in line.split()}
     for row in rows[1:]:

@@ -125,6 +125,7 @@ def test_a_run_with_two_engines_survives_the_death_of_one(tmp_path: Path) -> Non
         assert row["sessions/opened"] == row["sessions/closed"] >= 32
         assert row["rollout/failed"] == 0
         assert row["engine/cached_tokens"] > 0
+        assert row["rollout/preempted"] == 0
     assert sum(row["engine/restarts"] for row in rows[1:]) <= 1
     # What the engines computed with in a step is what the trainer had saved after the step before.
     checksums = [row["engine/weights_checksum"] for row in rows[2:]]

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from agentgym.errors import AgentGymError, ConfigError, InfraError
 from agentgym.generation import Generation, SamplingParams
+from agentgym.trainer.rollout.counters import COUNTERS, count
 from agentgym.trainer.rollout.sampling import check_params
 from agentgym.trainer.rollout.update_lock import UpdateLock
 
@@ -140,9 +141,7 @@ class EngineRouter:
         self._keepers: list[asyncio.Task[None]] = []
         self._begun = False
         self._closed = False
-        self._stats = dict.fromkeys(
-            ("requests", "generated_tokens", "prefill_tokens", "cached_tokens", "retries", "restarts", "moves"), 0.0
-        )
+        self._stats = dict.fromkeys((*COUNTERS, "retries", "restarts", "moves"), 0.0)
 
     # What callers use
 
@@ -176,10 +175,7 @@ class EngineRouter:
                 f"session {session_id!r}: a turn of at most {sampling.max_tokens} tokens did not end within "
                 f"{self._request_timeout:.0f} s; raise rollout.vllm.request_timeout if it is really that long"
             ) from None
-        self._stats["requests"] += 1
-        self._stats["generated_tokens"] += len(generation.token_ids)
-        self._stats["prefill_tokens"] += len(prompt_ids) - generation.cached_tokens
-        self._stats["cached_tokens"] += generation.cached_tokens
+        count(self._stats, len(prompt_ids), generation)
         return generation
 
     async def _generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str) -> Generation:

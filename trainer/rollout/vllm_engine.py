@@ -17,6 +17,7 @@ from torch import Tensor
 from agentgym.errors import ConfigError, EnvError, InfraError, SessionError, boundary
 from agentgym.generation import Generation, SamplingParams
 from agentgym.settings import VllmConfig
+from agentgym.trainer.rollout.counters import COUNTERS, count
 from agentgym.trainer.rollout.sampling import check_params
 from agentgym.trainer.rollout.update_lock import UpdateLock
 from agentgym.trainer.rollout.vllm_worker import OWNER
@@ -86,7 +87,7 @@ class VllmEngine:
         """Who asks for a session's turn."""
         self._running: set[asyncio.Task[Generation]] = set()
         self._numbers = itertools.count()
-        self._stats = {"requests": 0.0, "generated_tokens": 0.0, "prefill_tokens": 0.0, "cached_tokens": 0.0}
+        self._stats = dict.fromkeys(COUNTERS, 0.0)
         self.worker_pids: list[int] = []
         """Processes that hold the model."""
 
@@ -132,7 +133,9 @@ class VllmEngine:
 
                     if self.options.transfer is not None:
                         arguments["weight_transfer_config"] = WeightTransferConfig(backend=self.options.transfer)
-                    self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+                    self._llm = AsyncLLM.from_engine_args(
+                        AsyncEngineArgs(**arguments), stat_loggers=[silent_statistics()]
+                    )
             except EnvError as error:
                 raise InfraError(
                     f"{error}\nrollout.vllm.log_level=info shows what vLLM logs; under Ray that is in Ray's log folder"
@@ -183,21 +186,16 @@ class VllmEngine:
             raise InfraError("vLLM ended a request without an answer")
         done = result.outputs[0]
         ids = list(done.token_ids)
-        cached = int(result.num_cached_tokens or 0)
-        self._count(len(prompt), len(ids), cached)
-        return Generation(
+        generation = Generation(
             token_ids=ids,
             logprobs=sampled_logprobs(done.logprobs, len(ids)),
             finish_reason=done.finish_reason,
             weight_version=version,
-            cached_tokens=cached,
+            cached_tokens=int(result.num_cached_tokens or 0),
+            preemptions=int(result.metrics.num_preemptions),
         )
-
-    def _count(self, prompt: int, generated: int, cached: int) -> None:
-        self._stats["requests"] += 1
-        self._stats["generated_tokens"] += generated
-        self._stats["prefill_tokens"] += prompt - cached
-        self._stats["cached_tokens"] += cached
+        count(self._stats, len(prompt), generation)
+        return generation
 
     async def release(self, session_id: str) -> None:
         """Nothing is kept under the session's name: vLLM's prefix cache makes room by itself."""
@@ -323,6 +321,26 @@ class VllmEngine:
                 f"session {session_id!r}: a prompt of {len(prompt)} tokens leaves no room for another in "
                 f"max_length={self.options.max_length}: end the rollout, or raise max_length"
             )
+
+
+def silent_statistics() -> Any:
+    """A logger that makes vLLM keep each request's statistics, and replaces those that publish them."""
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    class Silent(PrometheusStatLogger):  # type: ignore[misc]
+        def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+            pass
+
+        def record(self, *_args: Any, **_kwargs: Any) -> None:
+            pass
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+        def record_sleep_state(self, *_args: Any, **_kwargs: Any) -> None:
+            pass
+
+    return Silent
 
 
 def vllm_params(sampling: SamplingParams, limit: int) -> Any:

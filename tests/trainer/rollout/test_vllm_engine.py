@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import agentgym
 from agentgym import Task, ToolEnv, function_tool
@@ -22,12 +23,12 @@ from agentgym.runner import RolloutRequest, RolloutRunner
 from agentgym.session import SessionManager
 from agentgym.settings import VllmConfig
 from agentgym.tokens import Renderer, get_parser
-from agentgym.trainer.model import load_tokenizer
+from agentgym.trainer.model import load_causal_lm, load_tokenizer
 from agentgym.trainer.model_path import resolve_model_path
 from agentgym.trainer.rollout import vllm_engine
-from agentgym.trainer.rollout.vllm_engine import EngineOptions, VllmEngine, engine_arguments, environment
+from agentgym.trainer.rollout.vllm_engine import BLOCK, EngineOptions, VllmEngine, engine_arguments, environment
 from agentgym.trainer.rollout.vllm_support import installed
-from agentgym.trainer.rollout.weights import Shapes, checksum
+from agentgym.trainer.rollout.weights import Shapes, cache_bytes_per_token, checksum
 from agentgym.types import RolloutStatus
 
 needs_vllm = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
@@ -144,6 +145,36 @@ class TestEngine:
             return generation
 
         assert len(await asyncio.gather(*(turn(i) for i in range(100)))) == 100
+
+
+class TestMemory:
+    pytestmark = needs_vllm
+
+    async def test_turns_that_must_share_too_little_memory_come_out_right(self) -> None:
+        """Each turn alone fits; together they want three times what there is, so some are computed again."""
+        if installed() is None:
+            pytest.skip("vLLM is not installed")
+        model = load_causal_lm("tiny", dtype="float32")
+        per_token = cache_bytes_per_token(model.config, "float32")
+        made = VllmEngine(options(kv_cache_gb=12 * BLOCK * per_token / 2**30))
+        rng = random.Random(0)
+        prompts = [rng.choices(range(5, 1000), k=60) for _ in range(9)]
+
+        async def turn(i: int) -> Generation:
+            return await made.generate(prompts[i], SamplingParams(max_tokens=68, seed=i), f"s{i}")
+
+        try:
+            generations = await asyncio.gather(*map(turn, range(9)))
+        finally:
+            await made.aclose()
+        assert made.stats()["preemptions"] == sum(one.preemptions for one in generations) > 0
+        for prompt, generation in zip(prompts, generations, strict=True):
+            assert len(generation.token_ids) == 68
+            ids = torch.tensor([[*prompt, *generation.token_ids]])
+            with torch.inference_mode():
+                logits = model(input_ids=ids, use_cache=False).logits[0, 59:-1]
+            expected = logits.log_softmax(-1).gather(-1, ids[0, 60:, None])[:, 0].tolist()
+            assert generation.logprobs == pytest.approx(expected, abs=1e-3)
 
 
 class TestDeath:
