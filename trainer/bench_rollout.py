@@ -19,7 +19,8 @@ import torch
 from agentgym.generation import Generator, SamplingParams
 from agentgym.settings import VllmConfig
 from agentgym.trainer.rollout.torch_engine import TorchEngine
-from agentgym.trainer.rollout.vllm_engine import EngineOptions, VllmEngine
+from agentgym.trainer.rollout.vllm_engine import VllmEngine
+from agentgym.trainer.rollout.vllm_setup import EngineOptions
 from agentgym.trainer.threads import one_thread
 
 

@@ -15,7 +15,8 @@ from agentgym.generation import SamplingParams
 from agentgym.settings import VllmConfig
 from agentgym.trainer.model import load_causal_lm
 from agentgym.trainer.model_path import resolve_model_path
-from agentgym.trainer.rollout.vllm_engine import EngineOptions, VllmEngine
+from agentgym.trainer.rollout.vllm_engine import VllmEngine
+from agentgym.trainer.rollout.vllm_setup import EngineOptions
 from agentgym.trainer.rollout.vllm_support import made_for_gpus
 from agentgym.trainer.tracking import read_jsonl
 

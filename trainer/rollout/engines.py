@@ -23,7 +23,8 @@ from agentgym.trainer.rollout.router import EngineHandle, EngineRouter
 from agentgym.trainer.rollout.scripted import ScriptedEngine, oracle_player
 from agentgym.trainer.rollout.torch_engine import TorchEngine
 from agentgym.trainer.rollout.vllm_actors import Place, RayEngines
-from agentgym.trainer.rollout.vllm_engine import EngineOptions, VllmEngine
+from agentgym.trainer.rollout.vllm_engine import VllmEngine
+from agentgym.trainer.rollout.vllm_setup import EngineOptions
 from agentgym.trainer.rollout.vllm_support import check_vllm, made_for_gpus
 
 ENGINES = ("torch", "vllm", "scripted")

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from agentgym.errors import AgentGymError, InfraError
 from agentgym.generation import Generation, SamplingParams
-from agentgym.trainer.rollout.vllm_engine import EngineOptions, VllmEngine
+from agentgym.trainer.rollout.vllm_engine import VllmEngine
+from agentgym.trainer.rollout.vllm_setup import EngineOptions
 
 CLOSE_SECONDS = 20.0
 """How long an engine may take to stop before it is killed."""

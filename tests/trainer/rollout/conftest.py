@@ -142,7 +142,8 @@ class EngineFarm:
         )
 
     async def vllm(self) -> OnLoop:
-        from agentgym.trainer.rollout.vllm_engine import EngineOptions, VllmEngine
+        from agentgym.trainer.rollout.vllm_engine import VllmEngine
+        from agentgym.trainer.rollout.vllm_setup import EngineOptions
 
         if installed() is None:
             pytest.skip("vLLM is not installed")

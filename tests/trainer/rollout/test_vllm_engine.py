@@ -26,7 +26,8 @@ from agentgym.tokens import Renderer, get_parser
 from agentgym.trainer.model import load_causal_lm, load_tokenizer
 from agentgym.trainer.model_path import resolve_model_path
 from agentgym.trainer.rollout import vllm_engine
-from agentgym.trainer.rollout.vllm_engine import BLOCK, EngineOptions, VllmEngine, engine_arguments, environment
+from agentgym.trainer.rollout.vllm_engine import VllmEngine
+from agentgym.trainer.rollout.vllm_setup import BLOCK, EngineOptions, engine_arguments, environment
 from agentgym.trainer.rollout.vllm_support import installed
 from agentgym.trainer.rollout.weights import Shapes, cache_bytes_per_token, checksum
 from agentgym.types import RolloutStatus
