@@ -182,10 +182,10 @@ class Decoder:
         Rows that end before it may be taken by nobody else, so what is read of them stays right.
         """
         self._prefix = None
-        if len(self._table.front) < 2 or self._device.type != "cpu":
+        if len(self._table.front) < 2 or not self._cache.shareable:
             return
         reads = shared_reads([s.tokens[: s.length] for s in self._table.front if s is not None])
-        if reads.spared * self._cache.column_bytes() >= MIN_SPARED_BYTES:
+        if reads.spared * self._cache.column_bytes >= MIN_SPARED_BYTES:
             self._prefix = SharedPrefix.of(self._cache, reads.groups, reads.length)
 
     def _inputs(self) -> tuple[list[int], list[int], list[int], list[float]]:

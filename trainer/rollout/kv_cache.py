@@ -93,9 +93,20 @@ class KVCache(Cache):  # type: ignore[misc]
             self._flat = (starts[:, :, None] + self._positions[:, None, :]).reshape(-1)
         return self._flat
 
+    @property
+    def shareable(self) -> bool:
+        """Whether rows can be read together: on a CPU, if keys are as wide as values. False before the first forward.
+
+        The kernel for it, unlike that for single rows, wants them so.
+        """
+        if self.device.type != "cpu" or self.keys is None or self.values is None:
+            return False
+        return self.keys.shape == self.values.shape
+
+    @property
     def column_bytes(self) -> int:
         """Bytes of keys and values of one column of one row, in one layer; 0 before the first forward."""
-        return 0 if self.keys is None else 2 * self.keys.shape[2] * self.keys.shape[4] * self.keys.element_size()
+        return sum(store[0, 0, :, 0].nbytes for store in (self.keys, self.values) if store is not None)
 
     def prefixes(self, rows: Sequence[int], length: int) -> tuple[Tensor, Tensor]:
         """Copies of the first ``length`` columns of the rows: keys and values, [layer, row, head, length, dim] each."""

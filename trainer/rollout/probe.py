@@ -77,7 +77,7 @@ def check_exact(model: Any, device: torch.device) -> None:
         at = positions[:, start:end]
         shared = None
         mask = (columns <= at[:, :, None])[:, None]
-        if start == 7 and device.type == "cpu":
+        if start == 7 and cache.shareable:
             shared = SharedPrefix.of(cache, [[0]], 4)
             mask = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, -torch.inf)
         cache.aim([0], at, len(columns))

@@ -73,3 +73,15 @@ def test_prefixes_are_copies_of_the_rows_first_columns() -> None:
     assert torch.equal(values, -keys)
     cache.clear()
     assert keys.all()
+
+
+@pytest.mark.parametrize(("width", "shareable"), [(3, True), (2, False)])
+def test_rows_are_read_together_where_keys_are_as_wide_as_values(width: int, shareable: bool) -> None:
+    cache = KVCache(1, 2, 20, CPU)
+    assert not cache.shareable
+    assert cache.column_bytes == 0
+    cache.aim(range(2), torch.arange(4).repeat(2, 1), 8)
+    new = marked(2, 4, 1)
+    cache.update(new, new[..., :width], 0)
+    assert cache.shareable is shareable
+    assert cache.column_bytes == 2 * 4 * (3 + width)
