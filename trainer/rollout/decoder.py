@@ -66,13 +66,17 @@ class _Job:
 class Decoder:
     """Decodes the turns of up to ``max_slots`` sessions with a Hugging Face causal LM. One thread uses it."""
 
-    def __init__(self, model: Any, *, max_slots: int, max_length: int, device: torch.device, tokenizer: Any) -> None:
+    def __init__(
+        self, model: Any, *, max_slots: int, max_length: int, device: torch.device, tokenizer: Any, share: bool
+    ) -> None:
+        """``share``: the model can read rows together, as `agentgym.trainer.rollout.probe.check_model` found."""
         self.model = model
         self.version = 0
         self.stats = EngineStats()
         self._max_slots = max_slots
         self._device = device
         self._tokenizer = tokenizer
+        self._share = share
         self._cache = KVCache(model.config.num_hidden_layers, max_slots, max_length, device)
         self._table = RowTable(self._cache, max_length)
         self._columns = torch.arange(self._cache.columns, device=device)
@@ -123,9 +127,8 @@ class Decoder:
         self._cache.aim(range(len(tokens)), torch.tensor(writes, device=self._device)[:, None], length)
         hidden = torch.zeros(len(tokens), length, dtype=self.model.dtype, device=self._device)
         hidden.masked_fill_(self._columns[:length] > at, -torch.inf)
-        logits = self._forward(
-            torch.tensor(tokens, device=self._device)[:, None], at, hidden[:, None, None], shared_prefix=self._prefix
-        )
+        extras = {} if self._prefix is None else {"shared_prefix": self._prefix}
+        logits = self._forward(torch.tensor(tokens, device=self._device)[:, None], at, hidden[:, None, None], **extras)
         ids, logprobs = sample(logits, self._plan, noise)
         rows = [s if s is not None and s.turn is not None else None for s in self._table.front]
         self.stats = replace(
@@ -182,7 +185,7 @@ class Decoder:
         Rows that end before it may be taken by nobody else, so what is read of them stays right.
         """
         self._prefix = None
-        if len(self._table.front) < 2 or not self._cache.shareable:
+        if len(self._table.front) < 2 or not self._share:
             return
         reads = shared_reads([s.tokens[: s.length] for s in self._table.front if s is not None])
         if reads.spared * self._cache.column_bytes >= MIN_SPARED_BYTES:
@@ -241,7 +244,7 @@ class Decoder:
             if leader is not session:
                 followers.append((session, leader))
         fresh = self._copy_kept(list(leaders.values()), sessions)
-        self._share(fresh)
+        self._compute_shared(fresh)
         jobs = [_Job(s, s.length, len(_turn(s).prompt)) for s in [*continued, *leaders.values()]]
         logits = self._compute(jobs)
         for session, leader in followers:
@@ -268,7 +271,7 @@ class Decoder:
                 rest.append(session)
         return rest
 
-    def _share(self, fresh: Sequence[Session]) -> None:
+    def _compute_shared(self, fresh: Sequence[Session]) -> None:
         """Compute the prefixes that fresh prompts share, once each, and copy them."""
         prompts = [_turn(s).prompt for s in fresh]
         groups = []

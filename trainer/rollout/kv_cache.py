@@ -94,16 +94,6 @@ class KVCache(Cache):  # type: ignore[misc]
         return self._flat
 
     @property
-    def shareable(self) -> bool:
-        """Whether rows can be read together: on a CPU, if keys are as wide as values. False before the first forward.
-
-        The kernel for it, unlike that for single rows, wants them so.
-        """
-        if self.device.type != "cpu" or self.keys is None or self.values is None:
-            return False
-        return self.keys.shape == self.values.shape
-
-    @property
     def column_bytes(self) -> int:
         """Bytes of keys and values of one column of one row, in one layer; 0 before the first forward."""
         return sum(store[0, 0, :, 0].nbytes for store in (self.keys, self.values) if store is not None)

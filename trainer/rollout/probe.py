@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,8 +14,12 @@ from agentgym.trainer.rollout.kv_cache import KVCache, rounded_up
 REMEDY = "Use rollout=vllm for it, or a model whose layers all have full attention."
 
 
-def check_model(model: Any, max_length: int, device: torch.device) -> None:
-    """Raise `ConfigError` unless the engine runs the model exactly; switches the model to the engine's attention."""
+def check_model(model: Any, max_length: int, device: torch.device) -> bool:
+    """Raise `ConfigError` unless the engine runs the model exactly; switches the model to the engine's attention.
+
+    Returns:
+        Whether the model is exact, too, where rows are read together (`agentgym.trainer.rollout.attention`).
+    """
     kind = model.config.model_type
     if model.config.is_encoder_decoder or model._is_stateful:
         raise ConfigError(
@@ -22,11 +27,23 @@ def check_model(model: Any, max_length: int, device: torch.device) -> None:
             f"of full attention only. {REMEDY}"
         )
     check_config(model.config, max_length)
+    limit = 1e-3 if model.dtype == torch.float32 else 0.25
+    what = f"a trial run of model type {kind!r} in the torch engine"
     try:
-        with boundary(f"a trial run of model type {kind!r} in the torch engine"), torch.inference_mode():
-            check_exact(model, device)
+        with boundary(what), torch.inference_mode():
+            gap = trial_gap(model, device, together=False)
     except EnvError as error:
         raise ConfigError(f"{error}. {REMEDY}") from error
+    if not gap <= limit:
+        raise ConfigError(
+            f"model type {kind!r} does not give the same log-probs through the torch engine's cache: they differ by "
+            f"{gap:.2g}, expected at most {limit:.2g} in {model.dtype}. {REMEDY}"
+        )
+    try:
+        with boundary(what), torch.inference_mode():
+            return trial_gap(model, device, together=True) <= limit
+    except EnvError:  # it takes no further arguments, its keys are wider than its values, or there is no kernel for it
+        return False
 
 
 def check_config(config: Any, max_length: int) -> None:
@@ -58,11 +75,17 @@ def check_config(config: Any, max_length: int) -> None:
         )
 
 
-def check_exact(model: Any, device: torch.device) -> None:
-    """Compare the model through the engine's cache and attention with the model alone, on a few tokens.
+def trial_gap(model: Any, device: torch.device, *, together: bool) -> float:
+    """Largest difference of log-probs, on a few tokens, between the model and the model as the engine runs it.
 
-    Switches the model to the engine's attention. Raises `ConfigError` where the log-probs differ: the model has a
-    layer that the engine does not know, such as a recurrent state or a soft cap on attention logits.
+    It is large where the model has a layer that the engine does not know, such as a recurrent state or a soft cap on
+    attention logits; infinite where the model does not use the engine's cache. Switches the model to the engine's
+    attention.
+
+    Args:
+        model: to try.
+        device: where it is.
+        together: read the first tokens as those that rows have in common.
     """
     tokens = torch.arange(1, 9, device=device)[None] % model.config.vocab_size
     positions = torch.arange(8, device=device)[None]
@@ -75,11 +98,10 @@ def check_exact(model: Any, device: torch.device) -> None:
     got = []
     for start, end in ((0, 6), (6, 7), (7, 8)):
         at = positions[:, start:end]
-        shared = None
+        extras = {"shared_prefix": SharedPrefix.of(cache, [[0]], 4)} if together and start else {}
         mask = (columns <= at[:, :, None])[:, None]
-        if start == 7 and cache.shareable:
-            shared = SharedPrefix.of(cache, [[0]], 4)
-            mask = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, -torch.inf)
+        if start:  # as in a decode step
+            mask = torch.zeros(mask.shape, dtype=model.dtype, device=device).masked_fill(~mask, -torch.inf)
         cache.aim([0], at, len(columns))
         got.append(
             model(
@@ -88,13 +110,9 @@ def check_exact(model: Any, device: torch.device) -> None:
                 attention_mask=mask,
                 past_key_values=cache,
                 use_cache=True,
-                shared_prefix=shared,
+                **extras,
             ).logits
         )
-    gap = float((torch.cat(got, dim=1).float().log_softmax(-1) - expected).abs().max())
-    limit = 1e-3 if model.dtype == torch.float32 else 0.25
-    if cache.keys is None or not gap <= limit:
-        raise ConfigError(
-            f"model type {model.config.model_type!r} does not give the same log-probs through the torch engine's "
-            f"cache: they differ by {gap:.2g}, expected at most {limit:.2g} in {model.dtype}. {REMEDY}"
-        )
+    if cache.keys is None:
+        return math.inf
+    return float((torch.cat(got, dim=1).float().log_softmax(-1) - expected).abs().max())

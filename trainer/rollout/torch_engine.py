@@ -100,7 +100,7 @@ class TorchEngine:
         self.device = torch.device(device)
         with one_thread():
             model.to(self.device).eval()
-            check_model(model, max_length, self.device)
+            share = check_model(model, max_length, self.device)
         self.max_slots, self.max_length, self.deterministic = max_slots, max_length, deterministic
         self._tokenizer = tokenizer
         self._shapes = Shapes(model)
@@ -109,7 +109,7 @@ class TorchEngine:
         self._closed = False
         # From here on only the engine's thread touches what follows.
         self._decoder = Decoder(
-            model, max_slots=max_slots, max_length=max_length, device=self.device, tokenizer=tokenizer
+            model, max_slots=max_slots, max_length=max_length, device=self.device, tokenizer=tokenizer, share=share
         )
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._pending: list[_Ticket] = []

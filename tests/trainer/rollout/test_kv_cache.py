@@ -75,13 +75,10 @@ def test_prefixes_are_copies_of_the_rows_first_columns() -> None:
     assert keys.all()
 
 
-@pytest.mark.parametrize(("width", "shareable"), [(3, True), (2, False)])
-def test_rows_are_read_together_where_keys_are_as_wide_as_values(width: int, shareable: bool) -> None:
+def test_a_column_counts_what_keys_and_values_take() -> None:
     cache = KVCache(1, 2, 20, CPU)
-    assert not cache.shareable
     assert cache.column_bytes == 0
     cache.aim(range(2), torch.arange(4).repeat(2, 1), 8)
     new = marked(2, 4, 1)
-    cache.update(new, new[..., :width], 0)
-    assert cache.shareable is shareable
-    assert cache.column_bytes == 2 * 4 * (3 + width)
+    cache.update(new, new[..., :2], 0)
+    assert cache.column_bytes == 2 * 4 * (3 + 2)
