@@ -154,7 +154,7 @@ async def _measure(
             await vllm.ready()
             samples["vllm"] = _engine_turns(vllm, workload)
             engines.append(vllm)
-        alone = ProcessPoolExecutor(1, get_context("spawn"), _take_model, (copy.deepcopy(model).eval(), threads))
+        alone = ProcessPoolExecutor(1, get_context("spawn"), _take_model, (model, threads))
         samples["generate"] = _generate_turns(stack.enter_context(alone))
         measured: dict[str, list[Pass]] = {name: [] for name in samples}
         for number in range(passes + 1):
@@ -219,7 +219,7 @@ _taken: list[Any] = []
 
 def _take_model(model: Any, threads: int) -> None:
     torch.set_num_threads(threads)
-    _taken.append(model)
+    _taken.append(model.eval())
 
 
 def _generate(histories: list[list[int]], count: int) -> list[list[int]]:

@@ -23,6 +23,16 @@ _attention: Callable[..., tuple[Tensor, Tensor]] = torch.ops.aten._scaled_dot_pr
 """What `scaled_dot_product_attention` calls on a CPU; it also returns the log-sum-exp of the scores, [n, H, T]."""
 
 
+def visible(columns: Tensor, positions: Tensor) -> Tensor:
+    """Which ``columns`` [L] tokens at ``positions`` [n, T] attend to: bool [n, 1, T, L]."""
+    return (columns <= positions[:, :, None])[:, None]
+
+
+def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A bool mask as what is added to scores. Attention makes it of a bool mask in every layer anew."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
     """The first P columns of rows that begin alike, once for each of the G groups of such rows."""

@@ -7,7 +7,7 @@ from agentgym.generation import Generation
 COUNTERS = ("requests", "generated_tokens", "prefill_tokens", "cached_tokens", "preemptions")
 
 
-def count(counters: dict[str, float], prompt_length: int, generation: Generation) -> None:
+def count_turn(counters: dict[str, float], prompt_length: int, generation: Generation) -> None:
     """Add a turn to the counters, by the names of `COUNTERS`."""
     counters["requests"] += 1
     counters["generated_tokens"] += len(generation.token_ids)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from agentgym.errors import InfraError
-from agentgym.trainer.rollout.attention import SharedPrefix
+from agentgym.trainer.rollout.attention import SharedPrefix, added, visible
 from agentgym.trainer.rollout.kv_cache import KVCache, rounded_up
 from agentgym.trainer.rollout.prefix import MIN_SHARED, common_prefix, shared_groups, shared_reads
 from agentgym.trainer.rollout.sampling import SamplingPlan, sample
@@ -125,10 +125,9 @@ class Decoder:
         length = rounded_up(max(positions) + 1)
         at = torch.tensor(positions, device=self._device)[:, None]
         self._cache.aim(range(len(tokens)), torch.tensor(writes, device=self._device)[:, None], length)
-        hidden = torch.zeros(len(tokens), length, dtype=self.model.dtype, device=self._device)
-        hidden.masked_fill_(self._columns[:length] > at, -torch.inf)
+        mask = added(visible(self._columns[:length], at), self.model.dtype)
         extras = {} if self._prefix is None else {"shared_prefix": self._prefix}
-        logits = self._forward(torch.tensor(tokens, device=self._device)[:, None], at, hidden[:, None, None], **extras)
+        logits = self._forward(torch.tensor(tokens, device=self._device)[:, None], at, mask, **extras)
         ids, logprobs = sample(logits, self._plan, noise)
         rows = [s if s is not None and s.turn is not None else None for s in self._table.front]
         self.stats = replace(
@@ -326,7 +325,7 @@ class Decoder:
         at = torch.from_numpy(positions).to(self._device)
         rows = [_row(job.session) for job in batch]
         self._cache.aim(rows, torch.from_numpy(writes).to(self._device), length)
-        mask = (self._columns[:length] <= at[:, :, None])[:, None]
+        mask = visible(self._columns[:length], at)
         self.stats = replace(
             self.stats,
             prefill_forwards=self.stats.prefill_forwards + 1,

@@ -80,10 +80,5 @@ def shared_reads(rows: Sequence[Tokens]) -> SharedReads:
     lengths = np.unique(np.append(common, 0))
     spared = lengths * (common >= lengths[:, None]).sum(axis=1)
     length = int(lengths[spared.argmax()])
-    groups: list[list[int]] = [[order[0]]]
-    for row, shared in zip(order[1:], common.tolist(), strict=True):
-        if shared >= length:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    return SharedReads(tuple(sorted(tuple(sorted(group)) for group in groups)), length)
+    groups = np.split(np.array(order), np.flatnonzero(common < length) + 1)
+    return SharedReads(tuple(sorted(tuple(sorted(group.tolist())) for group in groups)), length)

@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from agentgym.errors import ConfigError, EnvError, boundary
-from agentgym.trainer.rollout.attention import ATTENTION, SharedPrefix
+from agentgym.trainer.rollout.attention import ATTENTION, SharedPrefix, added, visible
 from agentgym.trainer.rollout.kv_cache import KVCache, rounded_up
 
 REMEDY = "Use rollout=vllm for it, or a model whose layers all have full attention."
@@ -27,11 +28,13 @@ def check_model(model: Any, max_length: int, device: torch.device) -> bool:
             f"of full attention only. {REMEDY}"
         )
     check_config(model.config, max_length)
+    tokens = torch.arange(1, 9, device=device)[None] % model.config.vocab_size
     limit = 1e-3 if model.dtype == torch.float32 else 0.25
     what = f"a trial run of model type {kind!r} in the torch engine"
     try:
         with boundary(what), torch.inference_mode():
-            gap = trial_gap(model, device, together=False)
+            expected = logprobs_alone(model, tokens)
+            gap = trial_gap(model, tokens, expected, together=False)
     except EnvError as error:
         raise ConfigError(f"{error}. {REMEDY}") from error
     if not gap <= limit:
@@ -41,7 +44,7 @@ def check_model(model: Any, max_length: int, device: torch.device) -> bool:
         )
     try:
         with boundary(what), torch.inference_mode():
-            return trial_gap(model, device, together=True) <= limit
+            return trial_gap(model, tokens, expected, together=True) <= limit
     except EnvError:  # it takes no further arguments, its keys are wider than its values, or there is no kernel for it
         return False
 
@@ -75,33 +78,38 @@ def check_config(config: Any, max_length: int) -> None:
         )
 
 
-def trial_gap(model: Any, device: torch.device, *, together: bool) -> float:
-    """Largest difference of log-probs, on a few tokens, between the model and the model as the engine runs it.
-
-    It is large where the model has a layer that the engine does not know, such as a recurrent state or a soft cap on
-    attention logits; infinite where the model does not use the engine's cache. Switches the model to the engine's
-    attention.
-
-    Args:
-        model: to try.
-        device: where it is.
-        together: read the first tokens as those that rows have in common.
-    """
-    tokens = torch.arange(1, 9, device=device)[None] % model.config.vocab_size
-    positions = torch.arange(8, device=device)[None]
+def logprobs_alone(model: Any, tokens: Tensor) -> Tensor:
+    """Log-probs of the model by itself after each of the tokens [1, T]; switches it to the engine's attention then."""
     if model.config._attn_implementation == ATTENTION:
         model.set_attn_implementation("sdpa")
-    expected = model(input_ids=tokens, use_cache=False).logits.float().log_softmax(-1)
+    expected: Tensor = model(input_ids=tokens, use_cache=False).logits.float().log_softmax(-1)
     model.set_attn_implementation(ATTENTION)
+    return expected
+
+
+def trial_gap(model: Any, tokens: Tensor, expected: Tensor, *, together: bool) -> float:
+    """Largest difference of log-probs between ``expected`` and the model as the engine runs it.
+
+    It is large where the model has a layer that the engine does not know, such as a recurrent state or a soft cap on
+    attention logits; infinite where the model does not use the engine's cache.
+
+    Args:
+        model: to try, with the engine's attention.
+        tokens: [1, 8].
+        expected: log-probs after each of the tokens.
+        together: read the first tokens as those that rows have in common.
+    """
+    device = tokens.device
+    positions = torch.arange(8, device=device)[None]
     cache = KVCache(model.config.num_hidden_layers, 2, 8, device)
     columns = torch.arange(rounded_up(8), device=device)
     got = []
     for start, end in ((0, 6), (6, 7), (7, 8)):
         at = positions[:, start:end]
         extras = {"shared_prefix": SharedPrefix.of(cache, [[0]], 4)} if together and start else {}
-        mask = (columns <= at[:, :, None])[:, None]
+        mask = visible(columns, at)
         if start:  # as in a decode step
-            mask = torch.zeros(mask.shape, dtype=model.dtype, device=device).masked_fill(~mask, -torch.inf)
+            mask = added(mask, model.dtype)
         cache.aim([0], at, len(columns))
         got.append(
             model(

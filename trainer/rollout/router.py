@@ -24,7 +24,7 @@ from torch import Tensor
 
 from agentgym.errors import AgentGymError, ConfigError, InfraError
 from agentgym.generation import Generation, SamplingParams
-from agentgym.trainer.rollout.counters import COUNTERS, count
+from agentgym.trainer.rollout.counters import COUNTERS, count_turn
 from agentgym.trainer.rollout.sampling import check_params
 from agentgym.trainer.rollout.update_lock import UpdateLock
 
@@ -175,7 +175,7 @@ class EngineRouter:
                 f"session {session_id!r}: a turn of at most {sampling.max_tokens} tokens did not end within "
                 f"{self._request_timeout:.0f} s; raise rollout.vllm.request_timeout if it is really that long"
             ) from None
-        count(self._stats, len(prompt_ids), generation)
+        count_turn(self._stats, len(prompt_ids), generation)
         return generation
 
     async def _generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str) -> Generation:

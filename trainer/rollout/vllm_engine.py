@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agentgym.errors import ConfigError, EnvError, InfraError, SessionError, boundary
 from agentgym.generation import Generation, SamplingParams
-from agentgym.trainer.rollout.counters import COUNTERS, count
+from agentgym.trainer.rollout.counters import COUNTERS, count_turn
 from agentgym.trainer.rollout.sampling import check_params
 from agentgym.trainer.rollout.update_lock import UpdateLock
 from agentgym.trainer.rollout.vllm_setup import (
@@ -164,7 +164,7 @@ class VllmEngine:
             cached_tokens=int(result.num_cached_tokens or 0),
             preemptions=int(result.metrics.num_preemptions),
         )
-        count(self._stats, len(prompt), generation)
+        count_turn(self._stats, len(prompt), generation)
         return generation
 
     async def release(self, session_id: str) -> None:
